@@ -7,13 +7,17 @@ from flax import nnx
 from patr.models.config import ModelConfig
 
 
+def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+    """One declaration of a weight: its shape, its logical axes (for sharding) and its initialisation."""
+    return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32), axes=axes)
+
+
 class Linear(nnx.Module):
     """y = x @ kernel (+ bias)."""
 
     def __init__(self, config: ModelConfig, inputs: int, outputs: int, axes: tuple[str, str], *, bias=False, rngs):
-        kernel = nnx.with_partitioning(nnx.initializers.normal(0.02), axes)
-        self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32)) if bias else None
+        self.kernel = parameter(rngs, (inputs, outputs), axes)
+        self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32), axes=axes[1:]) if bias else None
         self.dtype = config.dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -25,7 +29,7 @@ class RMSNorm(nnx.Module):
     """x / rms(x) * scale over the last axis, in float32."""
 
     def __init__(self, size: int, eps: float):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(None,))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from patr.models.config import ModelConfig
-from patr.models.layers import Linear, RMSNorm, SwiGLU, rotary, rotate
+from patr.models.layers import Linear, RMSNorm, SwiGLU, parameter, rotary, rotate
 
 Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -22,12 +22,11 @@ class Qwen(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
-        table = nnx.with_partitioning(nnx.initializers.normal(0.02), ("vocab", "embed"))
-        shape = (config.vocab_size, config.embed_dim)
-        self.embedding = nnx.Param(table(rngs.params(), shape, jnp.float32))
+        table = (config.vocab_size, config.embed_dim), ("vocab", "embed")
+        self.embedding = parameter(rngs, *table)
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.embed_dim, config.norm_eps)
-        self.head = None if config.tie_embeddings else nnx.Param(table(rngs.params(), shape, jnp.float32))
+        self.head = None if config.tie_embeddings else parameter(rngs, *table)
 
     def __call__(self, tokens: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
         """Hidden states [B, T, E] of tokens [B, T] at root-path positions [B, T].
