@@ -163,8 +163,8 @@ class Tree:
     group: str = "keep_all"  # 'keep_all' | 'best_n': whether pruned leaves are trained on
 
     def __post_init__(self):
-        if not self.prompt_ids:
-            raise ValueError(f"task {self.task.id}: a tree needs a prompt")
+        if not self.prompt_ids and any(branch.status is not Status.ERROR for branch in self.branches):
+            raise ValueError(f"task {self.task.id}: a tree needs a prompt unless its environment never started")
         if self.group not in ("keep_all", "best_n"):
             raise ValueError(f"group {self.group!r}: expected 'keep_all' or 'best_n'")
         seen: dict[Path, Branch] = {}
