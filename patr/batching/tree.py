@@ -1,0 +1,234 @@
+"""Trees packed as their unique tokens: what several leaves share is computed once and trained once.
+
+A tree is cut where it forks. Each piece is a segment, the tokens that exactly the same leaves hold, laid into rows of
+T tokens of its own. For a prompt `p q`, a branch `a b c d e` and its children `x y` and `z`, with T = 4:
+
+    row   tokens     positions   path (packed index of each token from the root)
+    0     p q . .    0 1 . .     0 1
+    1     a b c d    2 3 4 5     0 1 4 5 6 7 8
+    2     e . . .    6 . . .     0 1 4 5 6 7 8
+    3     x y . .    7 8 . .     0 1 4 5 6 7 8 12 13
+    4     z . . .    7 . . .     0 1 4 5 6 7 8 16
+
+The packed index of row r, column c is r * T + c. A token sees its path up to its own position. Whatever is trained is
+an entry: `source`, where the prediction is made, and `target`, the sampled token. Here `e` (8) is the source of two
+entries, x and z. All a loss must know of the leaves that share an entry are its `TokenWeights`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from patr.batching.buckets import Buckets, Size, first_fit
+from patr.objectives.policy_losses import TokenWeights
+from patr.objectives.reductions import group_shares
+from patr.types import Branch, Path, Tree, Turn
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pack:
+    """One micro-batch of whole trees in a fixed shape. Padding holds zeros: valid indices of weight 0."""
+
+    tokens: np.ndarray  # int32 [B, T]
+    positions: np.ndarray  # int32 [B, T] along the root path
+    path: np.ndarray  # int32 [B, P] packed index of the root-path token at each position
+    source: np.ndarray  # int32 [M] packed index of the token that predicts
+    target: np.ndarray  # int32 [M] the sampled token
+    old_logprobs: np.ndarray  # float32 [M] of the targets, when they were sampled
+    weights: TokenWeights  # float32 [M] each
+    denominator: np.ndarray  # float32 [] what this pack adds to the denominator of the batch
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatch:
+    """The trees of a batch in packs. The sum of their losses, over the sum of their denominators, is the loss."""
+
+    packs: tuple[Pack, ...]
+    denominator: float  # of the whole batch
+    groups: int  # trees with a trained leaf
+    flat_groups: int  # of these, those whose advantages are all zero
+    skipped_groups: int  # of these, those left out of the packs; token metrics do not cover them
+    unique_tokens: int  # tokens in packs
+    flat_tokens: int  # what they would be with every leaf written out
+    padding_tokens: int  # places in packs without a token
+
+
+def pack_trees(
+    trees: Sequence[Tree],
+    advantages: Sequence[Sequence[float]] | None,
+    *,
+    reduction: str,
+    buckets: Buckets,
+    share_prefixes: bool = True,
+    skip_flat: bool = False,
+) -> PackedBatch:
+    """Pack groups for `tree_loss`. Runs on the host; the same arguments give the same packs.
+
+    advantages: for each tree, those of its `trajectories()`, in that order; None for imitation, where only shares
+        count. Branches that lead to no trajectory of the group are left out.
+    reduction: the objective's; see reductions.py.
+    share_prefixes: False writes every leaf out as a chain of its own: the same loss without the saving.
+    skip_flat: leave out groups whose advantages are all zero, which only KL and entropy terms can learn from. They
+        still count in the denominator.
+    Raises ValueError for advantages that do not match their tree or are not finite, and for a tree larger than every
+    bucket: trees are never split.
+    """
+    if advantages is None:
+        advantages = [np.zeros(len(list(tree.leaves()))) for tree in trees]
+    groups = [
+        _group(tree, a, reduction, buckets.row_length, share_prefixes)
+        for tree, a in zip(trees, advantages, strict=True)
+    ]
+    groups = [group for group in groups if group.segments]
+    packed = [group for group in groups if not (skip_flat and group.flat)]
+    skipped_denominator = sum(group.denominator for group in groups if skip_flat and group.flat)
+
+    packs = []
+    for members in first_fit([group.size for group in packed], [group.name for group in packed], buckets):
+        packs.append(_pack([packed[i] for i in members], buckets, skipped_denominator if not packs else 0.0))
+
+    unique = sum(len(segment.ids) for group in packed for segment in group.segments)
+    return PackedBatch(
+        packs=tuple(packs),
+        denominator=sum(group.denominator for group in groups),
+        groups=len(groups),
+        flat_groups=sum(group.flat for group in groups),
+        skipped_groups=len(groups) - len(packed),
+        unique_tokens=unique,
+        flat_tokens=sum(len(segment.ids) * segment.leaves for group in packed for segment in group.segments),
+        padding_tokens=sum(pack.tokens.size for pack in packs) - unique,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    """Consecutive tokens [n] that the same leaves hold."""
+
+    path: Path
+    parent: Path | None  # None at a root
+    ids: list[int]
+    mask: list[int]  # 1 where sampled
+    logprobs: list[float]
+    weights: np.ndarray  # [6] in the order of TokenWeights' fields
+    leaves: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """One tree, ready to be placed."""
+
+    name: str
+    segments: list[_Segment]  # parents before children; empty if no leaf is trained
+    size: Size
+    denominator: float
+    flat: bool
+
+
+def _group(tree: Tree, advantages: Sequence[float], reduction: str, row_length: int, share_prefixes: bool) -> _Group:
+    leaves = list(tree.leaves())
+    advantages = np.asarray(advantages, np.float64)
+    if advantages.shape != (len(leaves),) or not np.isfinite(advantages).all():
+        raise ValueError(f"task {tree.task.id}: its {len(leaves)} leaves need one finite advantage each: {advantages}")
+    lengths = [sum(len(turn.action_ids) for turn in tree.lineage_turns(leaf.path)) for leaf in leaves]
+    shares, denominator = group_shares(reduction, lengths)
+    gains = shares * advantages
+    up, down = advantages > 0, advantages < 0
+    leaf_weights = np.stack([gains * up, gains * down, shares, np.ones(len(leaves)), up, down], axis=1)  # [L, 6]
+    segments = (_shared_segments if share_prefixes else _chains)(tree, leaves, leaf_weights)
+    return _Group(
+        name=f"task {tree.task.id}",
+        segments=segments,
+        size=_size(segments, row_length),
+        denominator=denominator,
+        flat=not advantages.any(),
+    )
+
+
+def _shared_segments(tree: Tree, leaves: list[Branch], leaf_weights: np.ndarray) -> list[_Segment]:
+    """The prompt, then one segment for each branch that is, or leads to, one of the leaves."""
+    n = len(tree.prompt_ids)
+    prompt = list(tree.prompt_ids), [0] * n, [0.0] * n
+    pieces = [((), None, prompt)]
+    pieces += [(branch.path, branch.path[:-1], _joined(branch.turns)) for branch in tree.branches]
+    segments = []
+    for path, parent, tokens in pieces:
+        below = [i for i, leaf in enumerate(leaves) if leaf.path[: len(path)] == path]
+        if below:
+            segments.append(_Segment(path, parent, *tokens, leaf_weights[below].sum(axis=0), len(below)))
+    return segments
+
+
+def _joined(turns: Sequence[Turn]) -> tuple[list[int], list[int], list[float]]:
+    ids, mask, logprobs = [], [], []
+    for turn in turns:
+        ids += turn.action_ids + turn.observation_ids
+        mask += [1] * len(turn.action_ids) + [0] * len(turn.observation_ids)
+        logprobs += turn.logprobs + (0.0,) * len(turn.observation_ids)
+    return ids, mask, logprobs
+
+
+def _chains(tree: Tree, leaves: list[Branch], leaf_weights: np.ndarray) -> list[_Segment]:
+    """One segment for each leaf: its whole trajectory."""
+    return [
+        _Segment(t.path, None, list(t.ids), list(t.mask), list(t.logprobs), weights, 1)
+        for t, weights in zip(tree.trajectories(), leaf_weights, strict=True)
+    ]
+
+
+def _size(segments: list[_Segment], row_length: int) -> Size:
+    ends = {None: 0}
+    for segment in segments:
+        ends[segment.path] = ends[segment.parent] + len(segment.ids)
+    return Size(
+        rows=sum(_rows(segment, row_length) for segment in segments),
+        path=max(ends.values()),
+        trained=sum(sum(segment.mask) for segment in segments),
+    )
+
+
+def _rows(segment: _Segment, row_length: int) -> int:
+    return -(-len(segment.ids) // row_length)
+
+
+def _pack(groups: list[_Group], buckets: Buckets, skipped_denominator: float) -> Pack:
+    """Lay groups one after another into the smallest bucket that holds them."""
+    size = buckets.smallest(sum((group.size for group in groups), start=Size(0, 0, 0)))
+    T = buckets.row_length
+    tokens, positions = np.zeros((2, size.rows * T), np.int32)
+    path = np.zeros((size.rows, size.path), np.int32)
+    source, target = np.zeros((2, size.trained), np.int32)
+    old_logprobs = np.zeros(size.trained, np.float32)
+    weights = np.zeros((len(dataclasses.fields(TokenWeights)), size.trained), np.float32)
+
+    row = entry = 0
+    for group in groups:
+        root_paths = {None: np.zeros(0, np.int32)}  # packed indices from the root to the end of each segment
+        for segment in group.segments:
+            before = root_paths[segment.parent]
+            own = row * T + np.arange(len(segment.ids), dtype=np.int32)
+            root_path = root_paths[segment.path] = np.concatenate([before, own])
+            tokens[own] = segment.ids
+            positions[own] = len(before) + np.arange(len(own))
+            rows = _rows(segment, T)
+            path[row : row + rows, : len(root_path)] = root_path
+
+            sampled = np.flatnonzero(segment.mask)
+            at = slice(entry, entry + len(sampled))
+            source[at] = root_path[len(before) + sampled - 1]
+            target[at] = tokens[own[sampled]]
+            old_logprobs[at] = np.asarray(segment.logprobs)[sampled]
+            weights[:, at] = segment.weights[:, None]
+            row, entry = row + rows, entry + len(sampled)
+    return Pack(
+        tokens=tokens.reshape(size.rows, T),
+        positions=positions.reshape(size.rows, T),
+        path=path,
+        source=source,
+        target=target,
+        old_logprobs=old_logprobs,
+        weights=TokenWeights(*weights),
+        denominator=np.float32(sum(group.denominator for group in groups) + skipped_denominator),
+    )
