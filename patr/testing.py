@@ -1,12 +1,13 @@
 """Test kit: a toy world and scripted partners to run any rollout controller without a model.
 
 chat = ToyChat()
-table = script({(0,): "RRR", (1,): "LLL"}, run_seed=0, step=0, task_id="t")
-engine = Engine(ScriptedSampler(table, chat), ToyEnv, chat, ScriptedScorer(...), limits, run_seed=0, step=0)
-tree = asyncio.run(Patr().rollout(Task("t", {"goal": 3}), engine))
+table = script({(0,): "RRR", (1,): "LLRRR"}, run_seed=0, step=0, task_id="t")
+engine = Engine(ScriptedSampler(table, chat), ToyEnv, chat, None, limits, run_seed=0, step=0)
+[tree] = asyncio.run(engine.run([Task("t", {"goal": 3})], Flat(group_size=2)))
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 
 from patr.envs.base import Message, StepResult
@@ -66,9 +67,7 @@ class ToyEnv:
         return StepResult(str(self._cell), float(done), done, action, {"cell": self._cell})
 
     def fork(self) -> "ToyEnv":
-        twin = ToyEnv(self._before_step)
-        twin._task, twin._cell, twin._steps = self._task, self._cell, self._steps
-        return twin
+        return copy.copy(self)
 
     def outcome(self) -> float:
         return self._cell / self._task.data["goal"]
@@ -115,6 +114,10 @@ class ScriptedSampler:
         self.requests.append(request)
         for _ in range(self._passes(request.seed)):
             await asyncio.sleep(0)
+        return self.answer(request)
+
+    def answer(self, request: SampleRequest) -> Sample:
+        """The sample, without waiting."""
         ids = (*self._chat.encode(self._text(request)), *self._chat.stop_ids)[: request.max_tokens]
         return Sample(
             ids=ids,

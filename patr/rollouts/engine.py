@@ -127,7 +127,7 @@ class Session:
         if self._root.error:
             for branch in branches:
                 branch.status, branch.error = Status.ERROR, self._root.error
-        elif self._room(self._root.ids) < 1:
+        elif self._room(len(self._root.ids)) < 1:
             logging.warning("task %s: its prompt of %d tokens fills the context", self._task.id, len(self._root.ids))
             await together(self.finish(branch, Status.LENGTH) for branch in branches)
         return _active(branches)
@@ -249,7 +249,7 @@ class Session:
         request = SampleRequest(
             prompt_ids=branch.ids,
             seed=self.seed("sample", branch),
-            max_tokens=min(limits.max_turn_tokens, self._room(branch.ids)),
+            max_tokens=min(limits.max_turn_tokens, self._room(len(branch.ids))),
             stop_ids=chat.stop_ids,
             temperature=limits.temperature,
         )
@@ -267,7 +267,7 @@ class Session:
             ending = Status.TURN_LIMIT
         else:
             observed = tuple(chat.observation(result.observation, after=sample.finish_reason))
-            if self._room(branch.ids + tuple(sample.ids) + observed) < 1:
+            if self._room(len(branch.ids) + len(sample.ids) + len(observed)) < 1:
                 ending, observed = Status.LENGTH, ()
         turn = Turn(
             action_ids=tuple(sample.ids),
@@ -280,14 +280,14 @@ class Session:
             info=dict(result.info),
             weight_version=sample.weight_version,
         )
-        branch.ids += turn.action_ids + turn.observation_ids
+        branch.ids += turn.action_ids + observed
         branch.turns += (turn,)
         return ending
 
-    def _room(self, ids: tuple[int, ...]) -> int:
-        """Tokens that may still be sampled after `ids`."""
+    def _room(self, length: int) -> int:
+        """Tokens that may still be sampled after a trajectory of `length` tokens."""
         limits = self._engine.limits
-        return min(limits.max_context, limits.max_response_tokens + len(self._root.ids)) - len(ids)
+        return min(limits.max_context, limits.max_response_tokens + len(self._root.ids)) - length
 
 
 def _active(branches: Iterable[LiveBranch]) -> list[LiveBranch]:

@@ -60,9 +60,7 @@ def swap_branch(tree, index, **changes):
 @pytest.mark.parametrize(
     "forged",
     [
-        pytest.param(
-            lambda tree: swap_decision(tree, 0, score=0.3), id="another score"
-        ),
+        pytest.param(lambda tree: swap_decision(tree, 0, score=0.3), id="another score"),
         pytest.param(lambda tree: swap_decision(tree, 1, kind="prune", rule="margin"), id="survivor said to be pruned"),
         pytest.param(lambda tree: swap_decision(tree, 3, threshold=0.2), id="another threshold"),
         pytest.param(lambda tree: dataclasses.replace(tree, decisions=tree.decisions[:-1]), id="decision missing"),
