@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patr import records
@@ -71,6 +71,7 @@ def small_tree(step, logprob=-0.5, data=None):
     return Tree(Task("t", data or {}), (1, 2), (Branch((0,), (turn,), Status.DONE, 1.0),), step=step)
 
 
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])  # trees are slow to draw
 @given(trees())
 def test_tree_survives_json(tree):
     assert records.tree_from_json(json.loads(json.dumps(records.tree_to_json(tree)))) == tree
@@ -122,6 +123,7 @@ def test_truncate_drops_later_steps_and_a_cut_line(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["trees.jsonl"]
 
 
+@settings(deadline=None)
 @given(cut=st.integers(1, 10_000), step=st.integers(-1, 3))
 def test_resume_writes_what_an_uninterrupted_run_writes(tmp_path_factory, cut, step):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"

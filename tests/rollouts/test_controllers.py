@@ -4,7 +4,7 @@ import asyncio
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patr.rollouts import ROLLOUTS, Flat, Patr, TreeRandom
@@ -54,6 +54,7 @@ def test_repeat_rule_applies_without_a_score_but_not_to_an_expanded_branch():
     assert [d.rule for d in patr.decide(same, leaves=3)] == ["top_k", "repeat", "repeat"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=10), st.integers(0, 4), st.floats(0, 1))
 def test_decisions_follow_algorithm_1(scores, top_k, margin):
     decisions = Patr(top_k=top_k, prune_margin=margin).decide(candidates(*scores), leaves=len(scores))
@@ -66,6 +67,7 @@ def test_decisions_follow_algorithm_1(scores, top_k, margin):
         assert decision.kind == "expand" or (decision.kind == "prune") == low
 
 
+@settings(deadline=None)
 @given(st.integers(4, 12), st.integers(2, 4), st.integers(1, 6), st.integers(4, 20))
 def test_max_leaves_is_never_exceeded(active, children, top_k, max_leaves):
     patr = Patr(children=children, top_k=top_k, max_leaves=max_leaves)
