@@ -1,0 +1,146 @@
+"""The policy body: the same numbers whichever way its tokens are laid out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small_config, small_model
+from flax import nnx
+
+from patr.models.attention import CachedRows, CausalRows, KVCache, TreePaths, path_attention
+from patr.models.config import PRESETS, ModelConfig, preset
+from patr.models.layers import rotary, rotate
+from patr.models.qwen import Qwen
+
+# Two float32 evaluation orders of the same sums, over logits of size about 10.
+FLOAT32 = dict(rtol=0, atol=2e-4)
+
+
+def rows_logits(model, ids):
+    tokens = jnp.asarray([ids])
+    positions = jnp.arange(len(ids))[None]
+    return np.asarray(model.logits(model(tokens, positions, CausalRows(positions)))[0])
+
+
+def numpy_attention(q, k, v, positions):
+    """Grouped-query attention, one query at a time."""
+    B, T, H, D = q.shape
+    K = k.shape[1]
+    out = np.zeros((B, T, H, D))
+    for b in range(B):
+        for t in range(T):
+            for h in range(H):
+                seen = positions[b, t] + 1
+                keys, values = k[b, h // (H // K), :seen], v[b, h // (H // K), :seen]
+                scores = keys @ q[b, t, h] / np.sqrt(D)
+                weights = np.exp(scores - scores.max())
+                out[b, t, h] = weights @ values / weights.sum()
+    return out
+
+
+def test_path_attention_equals_its_definition():
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(2, 3, 4, 6)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 2, 7, 6)).astype(np.float32)
+    positions = np.array([[0, 1, 6], [3, 4, 5]])
+    np.testing.assert_allclose(path_attention(q, k, v, positions), numpy_attention(q, k, v, positions), atol=1e-6)
+
+
+def test_rotary_scores_depend_on_relative_position_only():
+    rng = np.random.default_rng(1)
+    q, k = rng.normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+
+    def score(query_at, key_at):
+        turned = [
+            rotate(jnp.asarray(x), *rotary(jnp.asarray([[at]]), 8, 1e4)) for x, at in ((q, query_at), (k, key_at))
+        ]
+        return float(jnp.vdot(*turned))
+
+    assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-5)
+    assert score(9, 4) != pytest.approx(score(9, 5), abs=1e-2)
+    assert score(3, 3) == pytest.approx(float(np.vdot(q, k)), abs=1e-5)
+
+
+def test_a_token_sees_nothing_after_it(policy):
+    ids = [5, 17, 3, 44, 9, 30]
+    changed = rows_logits(policy, [*ids[:4], 8, 2])
+    np.testing.assert_allclose(rows_logits(policy, ids)[:4], changed[:4], **FLOAT32)
+    assert np.abs(rows_logits(policy, ids)[4] - changed[4]).max() > 0.1
+
+
+def test_cached_in_pieces_equals_whole(policy):
+    ids = list(np.random.default_rng(2).integers(0, 61, 20))
+    cache, pieces = KVCache.empty(policy.config, 1, 32), []
+    for start, stop in ((0, 9), (9, 10), (10, 16), (16, 20)):
+        positions = jnp.arange(start, stop)[None]
+        attend = CachedRows(cache, positions)
+        pieces.append(policy.logits(policy(jnp.asarray([ids[start:stop]]), positions, attend))[0])
+        cache = attend.cache
+    np.testing.assert_allclose(np.concatenate(pieces), rows_logits(policy, ids), **FLOAT32)
+
+
+def test_forked_cache_rows_go_separate_ways(policy):
+    prefix, left, right = [4, 9, 33, 12], [7, 7, 21], [50, 2, 6]
+    positions = jnp.arange(4)[None]
+    attend = CachedRows(KVCache.empty(policy.config, 1, 16), positions)
+    policy(jnp.asarray([prefix]), positions, attend)
+    forked = attend.cache.take(jnp.asarray([0, 0]), 16)
+    positions = jnp.tile(jnp.arange(4, 7), (2, 1))
+    logits = policy.logits(policy(jnp.asarray([left, right]), positions, CachedRows(forked, positions)))
+    np.testing.assert_allclose(logits[0], rows_logits(policy, prefix + left)[4:], **FLOAT32)
+    np.testing.assert_allclose(logits[1], rows_logits(policy, prefix + right)[4:], **FLOAT32)
+
+
+def test_tree_paths_equal_whole_rows(policy):
+    """Segments a, b under a, c under a, packed in rows of 4, read like the trajectories ab and ac."""
+    a, b, c = [5, 6, 7, 8, 9], [10, 11, 12], [20, 21]
+    tokens = np.zeros((4, 4), np.int32)
+    positions = np.zeros((4, 4), np.int32)
+    tokens[0], tokens[1, :1], tokens[2, :3], tokens[3, :2] = a[:4], a[4:], b, c
+    positions[0], positions[1, :1], positions[2, :3], positions[3, :2] = range(4), [4], range(5, 8), range(5, 7)
+    path = np.zeros((4, 8), np.int32)
+    path[:, :5] = range(5)
+    path[2, 5:8], path[3, 5:7] = [8, 9, 10], [12, 13]
+    logits = np.asarray(policy.logits(policy(tokens, positions, TreePaths(jnp.asarray(path), jnp.asarray(positions)))))
+    np.testing.assert_allclose(logits[2, :3], rows_logits(policy, a + b)[5:], **FLOAT32)
+    np.testing.assert_allclose(logits[3, :2], rows_logits(policy, a + c)[5:], **FLOAT32)
+    np.testing.assert_allclose(logits[1, 0], rows_logits(policy, a)[4], **FLOAT32)
+
+
+def test_bfloat16_follows_float32():
+    model = small_model()
+    narrow = Qwen(dataclasses.replace(model.config, dtype="bfloat16"), rngs=nnx.Rngs(0))
+    nnx.update(narrow, nnx.state(model))
+    ids = [1, 2, 3, 4, 5]
+    # bfloat16 keeps 8 bits: logits of size 10 are good to a few per cent after two layers.
+    np.testing.assert_allclose(rows_logits(narrow, ids), rows_logits(model, ids), atol=1.0)
+    assert narrow.logits(jnp.ones((1, 32), jnp.bfloat16)).dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(narrow)))
+
+
+@pytest.mark.parametrize("overrides", [{}, dict(tie_embeddings=False), dict(qkv_bias=False, qk_norm=True)])
+def test_parameter_count_is_the_sum_of_its_arrays(overrides):
+    config = small_config(**overrides)
+    arrays = jax.tree.leaves(nnx.state(Qwen(config, rngs=nnx.Rngs(0))))
+    assert config.num_parameters == sum(x.size for x in arrays)
+
+
+def test_presets_have_the_published_sizes():
+    assert preset("qwen2.5-0.5b").num_parameters == 494_032_768
+    assert preset("qwen2.5-3b").num_parameters == 3_085_938_688
+    assert preset("qwen3-4b").num_parameters == 4_022_468_096
+    assert 3e5 <= PRESETS["tiny"].num_parameters <= 2e6
+
+
+def test_impossible_shapes_are_refused():
+    with pytest.raises(ValueError, match="num_kv_heads=3"):
+        small_config(num_kv_heads=3)
+    with pytest.raises(ValueError, match="head_dim=7"):
+        small_config(head_dim=7)
+    with pytest.raises(ValueError, match="float16"):
+        small_config(dtype="float16")
+    with pytest.raises(ValueError, match=r"known: tiny, qwen2.5-0.5b"):
+        preset("qwen2.5-1b")
+    assert isinstance(preset("tiny", vocab_size=99), ModelConfig)
