@@ -1,0 +1,46 @@
+"""Grid progress: closed-form values on a small map."""
+
+import asyncio
+
+import pytest
+
+from patr.scorers.grid import GridProgress
+from patr.types import Task, Turn
+
+MAP = ["SFF", "HHF", "GFF"]  # six moves from S to G around the holes
+
+
+def turn(row, column, reward=0.0):
+    return Turn((1,), (0.0,), (), "right", reward, "stop", info={"map": MAP, "row": row, "column": column})
+
+
+def score(*history, **weights):
+    return asyncio.run(GridProgress(**weights).score(Task("t"), [history]))[0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "reward", "expected"),
+    [
+        ((0, 0), 0.0, 0.5 * (1 - 6 / 7)),
+        ((0, 2), 0.0, 0.5 * (1 - 4 / 7)),
+        ((2, 1), 0.0, 0.5 * (1 - 1 / 7)),
+        ((2, 0), 1.0, 1.0),
+        ((1, 0), 0.0, 0.0),
+    ],
+)
+def test_values(cell, reward, expected):
+    assert score(turn(0, 1), turn(*cell, reward)) == pytest.approx(expected)
+
+
+def test_weights_choose_between_reward_and_distance():
+    here = turn(2, 1)
+    assert score(here, reward_weight=0.0, distance_weight=1.0) == pytest.approx(6 / 7)
+    assert score(here, reward_weight=1.0, distance_weight=0.0) == 0.0
+    with pytest.raises(ValueError, match=r"reward_weight=0.9"):
+        GridProgress(reward_weight=0.9, distance_weight=0.5)
+
+
+def test_closer_is_never_worse_along_the_path():
+    cells = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1)]
+    values = [score(turn(*cell)) for cell in cells]
+    assert values == sorted(values) and values[0] > 0
