@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from patr.objectives.policy_losses import Objective, TokenWeights, flat_policy_loss, tree_policy_loss
+from patr.objectives import policy_losses
+from patr.objectives.policy_losses import Objective, TokenWeights
+
+flat_policy_loss, tree_policy_loss = (
+    jax.jit(f, static_argnames="objective") for f in (policy_losses.flat_policy_loss, policy_losses.tree_policy_loss)
+)
 
 PLAIN = Objective(clip_low=0.2, clip_high=0.5, kl_coef=0.0)
 DUAL = Objective(clip_low=0.2, clip_high=0.5, dual_clip=3.0, kl_coef=0.0)
