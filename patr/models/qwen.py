@@ -83,3 +83,9 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         y = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
         return self.out(y.reshape(*x.shape[:2], -1))
+
+
+def split(model: Qwen) -> tuple[nnx.GraphDef, dict]:
+    """The model's structure and its parameters as a plain nested dict; `nnx.merge` joins them again."""
+    graph, state = nnx.split(model)
+    return graph, nnx.to_pure_dict(state)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from patr.models.qwen import Qwen
+from patr.models.qwen import Qwen, split
 from patr.samplers import decoding
 from patr.samplers.base import Sample, SampleRequest, SamplerError
 from patr.samplers.queueing import RequestQueue
@@ -63,7 +63,7 @@ class JaxSampler:
         self.compilations = 0
         self.late_compilations = 0  # after warm_up: should stay 0
         self._warm = False
-        self._graph, self._params = nnx.split(model)
+        self._graph, self._params = split(model)
         self._version = version
         self._pool = decoding.Pool.empty(model.config, shapes.rows, self.max_context)
         self._table = RowTable(shapes.rows, self.max_context)
@@ -73,7 +73,7 @@ class JaxSampler:
     async def sample(self, request: SampleRequest) -> Sample:
         return await self._queue.submit(request)
 
-    def update_weights(self, params: nnx.State, version: int) -> None:
+    def update_weights(self, params: dict, version: int) -> None:
         """Sample with new parameters from now on. All cached keys and values are dropped."""
         self._params, self._version = params, version
         self._table.forget()

@@ -77,6 +77,10 @@ class Checkpoints:
             raise ValueError("its parameters do not have the digest they were saved with")
         return state, restored.meta["totals"]
 
+    def steps(self) -> list[int]:
+        """Steps there are checkpoints of, ascending."""
+        return sorted(self._manager.all_steps())
+
     def wait(self) -> None:
         """Block until the last save is on disk."""
         self._manager.wait_until_finished()

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from patr.batching.tree import Pack
 from patr.objectives.metrics import Metrics
@@ -56,7 +55,3 @@ def _apply(optimizer, params, opt_state, total, denominator):
     updates, opt_state = optimizer.update(gradients, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, optax.global_norm(gradients)
 
-
-def plain(state: nnx.State) -> Any:
-    """Parameters as a plain nested dict of arrays, which every tool can read."""
-    return nnx.to_pure_dict(state)

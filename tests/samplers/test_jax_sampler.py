@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_model
-from flax import nnx
 
 from patr.models.attention import CausalRows
+from patr.models.qwen import split
 from patr.samplers.base import SampleRequest, SamplerError
 from patr.samplers.jax_sampler import JaxSampler, SamplerShapes
 
@@ -124,7 +124,7 @@ def test_new_weights_leave_nothing_of_the_old_ones(model, sampler):
     asked = [request(prompts(1, 15)[0], seed) for seed in range(3)]
     sampler.serve(asked)
     other = small_model(seed=1)
-    sampler.update_weights(nnx.state(other), version=9)
+    sampler.update_weights(split(other)[1], version=9)
     after, fresh = sampler.serve(asked), JaxSampler(other, SHAPES).serve(asked)
     assert [(s.ids, s.logprobs) for s in after] == [(s.ids, s.logprobs) for s in fresh]
     assert {s.weight_version for s in after} == {9} and {s.weight_version for s in fresh} == {0}
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_an_error(sampler):
 
 
 def test_damaged_parameters_are_noticed(model, sampler):
-    params = jax.tree.map(lambda x: x * jnp.nan, nnx.state(model))
+    params = jax.tree.map(lambda x: x * jnp.nan, split(model)[1])
     sampler.update_weights(params, version=1)
     with pytest.raises(SamplerError, match="non-finite"):
         sampler.serve([request(prompts(1, 6)[0])])

@@ -1,0 +1,151 @@
+"""FrozenLake. `--config=configs/frozen_lake.py:tiny`, or `:smoke`.
+
+smoke  seconds: shows that everything runs, learns nothing
+tiny   minutes on two cores: a Qwen of about 0.3M parameters learns the reference tasks from nothing
+
+Numbers from the paper (PaTR) carry its section; the others say how they were chosen.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(variant: str = "tiny") -> ConfigDict:
+    if variant not in VARIANTS:
+        raise ValueError(f"configs/frozen_lake.py:{variant} does not exist; there are {', '.join(VARIANTS)}")
+    config = _base()
+    VARIANTS[variant](config)
+    config.lock()
+    return config
+
+
+def _base() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0
+    # 'patr' | 'flat' (GRPO) | 'tree_random'; the knobs of each follow.
+    config.rollout = "patr"
+
+    config.patr = ConfigDict()
+    config.patr.initial_branches = 4  # B0, section 5.1
+    config.patr.score_every = 5  # K, section 5.1
+    config.patr.children = 2  # M, section 5.1
+    config.patr.top_k = 2  # Table 3, default row
+    config.patr.prune_margin = 0.5  # alpha, section 5.1
+    config.patr.repeat_limit = 6  # Theta, section 5.1
+    config.patr.repeat_check = "turn"  # at a checkpoint of turn 5 six repeats cannot be seen
+    config.patr.pruned_reward = "outcome"  # or 'zero'; the paper is silent
+    config.patr.group = "keep_all"  # or 'best_n', section 6.2
+
+    config.flat = ConfigDict()
+    config.flat.group_size = 8  # section 5.1
+
+    config.tree_random = ConfigDict()
+    config.tree_random.initial_branches = 4
+    config.tree_random.score_every = 5
+    config.tree_random.children = 2
+    config.tree_random.top_k = 2
+
+    config.env = ConfigDict()
+    config.env.tasks = "reference"  # 10,000 training and 100 test tasks; or 'four_by_four'
+    config.env.is_slippery = False  # as the reference runs it
+    config.env.max_actions_per_turn = 1
+    config.env.hints = ()  # 'position', 'surroundings': not the benchmark any more
+
+    config.scorer = ConfigDict()
+    config.scorer.name = "grid"  # appendix A; it gives no weights, equal ones are ours
+    config.scorer.reward_weight = 0.5
+    config.scorer.distance_weight = 0.5
+
+    config.limits = ConfigDict()
+    config.limits.max_turns = 10  # section 5.1
+    config.limits.max_turn_tokens = 8  # a fenced move is four tokens
+    config.limits.max_response_tokens = 1280  # ten turns on the largest map
+    config.limits.max_context = 1408
+    config.limits.temperature = 1.0  # appendix A
+
+    config.engine = ConfigDict()
+    config.engine.env_retries = 2
+    config.engine.scorer_retries = 2
+
+    config.model = ConfigDict()
+    config.model.preset = "tiny"
+    config.model.dtype = "float32"
+
+    config.tokenizer = ConfigDict()
+    config.tokenizer.path = ""  # empty: train one on the environment's own text
+    config.tokenizer.vocab_size = 384
+
+    config.sampler = "jax"
+    config.jax_sampler = ConfigDict()
+    config.jax_sampler.rows = 128
+    config.jax_sampler.batches = (16, 64)
+    config.jax_sampler.prefills = (32, 128)
+    config.jax_sampler.contexts = (320, 704, 1408)
+    config.jax_sampler.max_new_tokens = 8
+
+    config.packing = ConfigDict()
+    config.packing.row_length = 32
+    # (rows, longest path, trained tokens) of the packs, cheapest first.
+    config.packing.sizes = ((96, 320, 512), (128, 704, 768), (384, 1408, 1024))
+
+    config.objective = ConfigDict()
+    config.objective.clip_low = 0.2
+    config.objective.clip_high = 0.28  # appendix A
+    config.objective.dual_clip = None
+    config.objective.kl_coef = 0.001  # appendix A
+    config.objective.entropy_coef = 0.0
+    config.objective.reduction = "seq_mean_token_mean"  # eq. 2
+
+    config.optimizer = ConfigDict()
+    config.optimizer.learning_rate = 5e-4  # a policy this small takes large steps; the paper's 1e-6 is for 0.5B
+    config.optimizer.warmup_steps = 5
+    config.optimizer.schedule = "constant"
+    config.optimizer.weight_decay = 0.0
+    config.optimizer.max_grad_norm = 1.0
+
+    config.training = ConfigDict()
+    config.training.steps = 100
+    config.training.tasks_per_step = 16
+    config.training.minibatches = 1  # updates a step
+    config.training.evaluate_every = 25
+    config.training.checkpoint_every = 25
+    config.training.keep_checkpoints = 2
+
+    # The tiny policy starts from nothing; it first imitates noisy shortest paths.
+    config.warm_start = ConfigDict()
+    config.warm_start.steps = 300
+    config.warm_start.episodes_per_step = 16
+    config.warm_start.noise = 0.3
+    config.warm_start.optimizer = ConfigDict()
+    config.warm_start.optimizer.learning_rate = 2e-3
+    config.warm_start.optimizer.warmup_steps = 20
+    config.warm_start.optimizer.schedule = "linear"
+
+    config.evaluation = ConfigDict()
+    config.evaluation.tasks = 100
+    config.evaluation.samples = 4  # section 5.1
+    config.evaluation.temperature = 1.0
+    return config
+
+
+def _tiny(config: ConfigDict) -> None:
+    # The imitator is no reference worth staying close to, and without a KL term flat groups need no update.
+    config.objective.kl_coef = 0.0
+
+
+def _smoke(config: ConfigDict) -> None:
+    config.training.steps = 4
+    config.training.tasks_per_step = 4
+    config.training.evaluate_every = 2
+    config.training.checkpoint_every = 2
+    config.warm_start.steps = 4
+    config.warm_start.episodes_per_step = 4
+    config.evaluation.tasks = 6
+    config.evaluation.samples = 2
+    config.jax_sampler.batches = (16,)
+    config.jax_sampler.prefills = (64,)
+    config.jax_sampler.contexts = (1408,)
+    config.jax_sampler.rows = 32
+    config.packing.sizes = ((384, 1408, 1024),)
+
+
+VARIANTS = {"smoke": _smoke, "tiny": _tiny}

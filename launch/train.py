@@ -1,0 +1,29 @@
+"""Train an agent. The same command again resumes.
+
+    python launch/train.py --config=configs/frozen_lake.py:tiny --workdir=runs/tiny
+    python launch/train.py --config=configs/frozen_lake.py:tiny --workdir=runs/grpo --config.rollout=flat
+
+Any value of the config is a flag, --config.training.steps=50 for one.
+"""
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with its variant after a colon.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and records go.")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main(_):
+    from patr.training.loop import train
+
+    logging.set_verbosity(logging.WARNING)
+    try:
+        summary = train(_CONFIG.value, _WORKDIR.value)
+    except (ValueError, FloatingPointError) as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"{_WORKDIR.value}: {100 * summary['success_rate']:.1f}% success after {summary['step']} steps")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,148 @@
+"""From a config to objects: the only place that knows both."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+from ml_collections import ConfigDict
+
+from patr.batching.buckets import Buckets, Size
+from patr.envs.base import Env
+from patr.envs.frozen_lake import FrozenLake
+from patr.envs.frozen_lake_corpus import frozen_lake_corpus
+from patr.envs.frozen_lake_maps import four_by_four_tasks, reference_tasks
+from patr.envs.grid_paths import MOVES, expert_action
+from patr.models.config import preset
+from patr.models.qwen import Qwen
+from patr.objectives.policy_losses import Objective
+from patr.rollouts import ROLLOUTS
+from patr.rollouts.base import Limits
+from patr.rollouts.engine import Controller, Engine
+from patr.samplers.jax_sampler import JaxSampler, SamplerShapes
+from patr.scorers.base import Scorer
+from patr.scorers.grid import GridProgress
+from patr.seeds import seed_for
+from patr.text.chat import Chat
+from patr.text.tokenizer import Tokenizer, train_tokenizer
+from patr.training.imitation import Demonstrator
+from patr.training.optimizer import OptimizerConfig
+from patr.types import Task
+
+SCORERS = {"grid": GridProgress}
+TASKS = {
+    "reference": reference_tasks,
+    # 4x4 maps of the second paper; training and test seeds never meet.
+    "four_by_four": lambda split: four_by_four_tasks(seed={"train": 0, "test": 1}[split], count=1000),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Everything a run is made of. Building it checks the whole config before anything starts."""
+
+    config: ConfigDict
+    controller: Controller
+    make_env: Callable[[], Env]
+    scorer: Scorer
+    limits: Limits
+    evaluation_limits: Limits
+    objective: Objective
+    optimizer: OptimizerConfig
+    warm_optimizer: OptimizerConfig
+    shapes: SamplerShapes
+    buckets: Buckets
+    tasks: list[Task]
+    evaluation_tasks: list[Task]
+
+
+def build(config: ConfigDict) -> Parts:
+    """Raises ValueError naming key, value and what is allowed."""
+    training, evaluation = config.training, config.evaluation
+    _choice("rollout", config.rollout, ROLLOUTS)
+    _choice("sampler", config.sampler, ("jax",))
+    _choice("env.tasks", config.env.tasks, TASKS)
+    _choice("scorer.name", config.scorer.name, SCORERS)
+    for key in ("tasks_per_step", "minibatches", "evaluate_every", "checkpoint_every", "keep_checkpoints"):
+        if training[key] < 1:
+            raise ValueError(f"training.{key}={training[key]}: must be at least 1")
+    if training.tasks_per_step % training.minibatches:
+        raise ValueError(
+            f"training.minibatches={training.minibatches}: must divide training.tasks_per_step="
+            f"{training.tasks_per_step}"
+        )
+    if not config.limits.temperature > 0:
+        raise ValueError(f"limits.temperature={config.limits.temperature}: training needs sampling, so above 0")
+    limits = Limits(**config.limits)
+    env = {key: value for key, value in config.env.items() if key != "tasks"}
+    make_env = functools.partial(FrozenLake, max_turns=limits.max_turns, **env)
+    make_env()
+    controller = ROLLOUTS[config.rollout](**config[config.rollout])
+    controller.check(limits)
+    tasks, evaluation_tasks = TASKS[config.env.tasks]("train"), TASKS[config.env.tasks]("test")
+    if training.tasks_per_step > len(tasks):
+        raise ValueError(f"training.tasks_per_step={training.tasks_per_step}: there are {len(tasks)} tasks")
+    return Parts(
+        config=config,
+        controller=controller,
+        make_env=make_env,
+        scorer=SCORERS[config.scorer.name](**{key: value for key, value in config.scorer.items() if key != "name"}),
+        limits=limits,
+        evaluation_limits=dataclasses.replace(limits, temperature=evaluation.temperature),
+        objective=Objective(**config.objective),
+        optimizer=OptimizerConfig(**config.optimizer),
+        warm_optimizer=OptimizerConfig(**config.warm_start.optimizer),
+        shapes=SamplerShapes(**config.jax_sampler),
+        buckets=Buckets(config.packing.row_length, tuple(Size(*size) for size in config.packing.sizes)),
+        tasks=tasks,
+        evaluation_tasks=evaluation_tasks[: evaluation.tasks],
+    )
+
+
+def make_chat(config: ConfigDict, workdir: Path) -> Chat:
+    """The tokenizer named in the config, or one trained on the environment's own text and kept in the workdir."""
+    if config.tokenizer.path:
+        return Chat(Tokenizer(config.tokenizer.path))
+    directory = workdir / "tokenizer"
+    if not (directory / "tokenizer_config.json").is_file():
+        env = {key: value for key, value in config.env.items() if key != "tasks"}
+        train_tokenizer(frozen_lake_corpus(200, seed=0, **env), config.tokenizer.vocab_size, directory)
+    return Chat(Tokenizer(directory))
+
+
+def make_policy(config: ConfigDict, chat: Chat) -> Qwen:
+    """A policy with weights drawn from the run's seed."""
+    model_config = preset(config.model.preset, vocab_size=chat.tokenizer.vocab_size, dtype=config.model.dtype)
+    if config.limits.max_context > model_config.max_context:
+        raise ValueError(
+            f"limits.max_context={config.limits.max_context}: the policy holds {model_config.max_context} tokens"
+        )
+    return Qwen(model_config, rngs=nnx.Rngs(seed_for(config.seed, "parameters") & 0x7FFFFFFF))
+
+
+def make_engine(parts: Parts, sampler: JaxSampler, chat: Chat, step: int, limits: Limits) -> Engine:
+    return Engine(
+        sampler, parts.make_env, chat, parts.scorer, limits, parts.config.seed, step, **parts.config.engine
+    )  # fmt: skip
+
+
+def make_demonstrator(parts: Parts, chat: Chat) -> Demonstrator:
+    def expert(env: FrozenLake) -> str:
+        state = env.state()
+        return f"```{expert_action(state['map'], state['row'], state['column'])}```"
+
+    return Demonstrator(
+        make_env=parts.make_env,
+        chat=chat,
+        limits=parts.limits,
+        expert=expert,
+        replies=tuple(f"```{move}```" for move in MOVES),
+        noise=parts.config.warm_start.noise,
+    )
+
+
+def _choice(key: str, value: Any, allowed) -> None:
+    if value not in allowed:
+        raise ValueError(f"{key}={value!r}: allowed are {', '.join(map(repr, allowed))}")

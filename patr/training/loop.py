@@ -1,0 +1,256 @@
+"""The run: warm start, then rollouts, update, new weights to the sampler, step after step.
+
+What a step does is a function of (config, step, parameters). A run killed at any
+moment goes on from its last checkpoint to the same bits.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from patr import records
+from patr.batching.tree import pack_trees
+from patr.evaluation.evaluate import EVALUATION_STEP, Report, evaluate
+from patr.models.qwen import split
+from patr.objectives.advantages import group_advantages
+from patr.samplers.jax_sampler import JaxSampler
+from patr.seeds import generator_for
+from patr.training import build, rollout_metrics, workdirs
+from patr.training.checkpoint import Checkpoints, digest
+from patr.training.losses import imitation_loss, pack_logprobs, tree_loss
+from patr.training.optimizer import make_optimizer
+from patr.training.progress import Progress
+from patr.training.state import TrainState
+from patr.training.step import Updater
+from patr.types import Task, Tree
+
+
+def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
+    """Train to config.training.steps and return the summary, also written to workdir/summary.json.
+
+    Called again on the same workdir it resumes. Raises ValueError for a config that cannot be run or is not the
+    workdir's; FloatingPointError for a non-finite update; SamplerError if sampling fails.
+    """
+    parts = build.build(config)
+    with workdirs.claimed(Path(workdir), config) as directory:
+        return Run(parts, directory).train()
+
+
+class Run:
+    """A policy, its sampler and its records in one workdir."""
+
+    def __init__(self, parts: build.Parts, workdir: Path):
+        self.parts, self.config, self.workdir = parts, parts.config, workdir
+        self.chat = build.make_chat(self.config, workdir)
+        model = build.make_policy(self.config, self.chat)
+        self.graph, params = split(model)
+        updates = self.config.training.steps * self.config.training.minibatches
+        self.optimizer = make_optimizer(parts.optimizer, updates)
+        self.state = TrainState(params, self.optimizer.init(params))
+        self.totals = {"sampled_tokens": 0, "environment_steps": 0, "wall_seconds": 0.0}
+        self.checkpoints = Checkpoints(workdir / "checkpoints", self.config.training.keep_checkpoints)
+        self.sampler = JaxSampler(model, parts.shapes)
+        self.reference = None  # parameters of the policy before RL, if the objective asks for them
+        self.report: Report | None = None
+
+    def train(self) -> dict[str, Any]:
+        try:
+            self._restore_or_warm_start()
+            self._reinforce()
+            self.checkpoints.wait()
+            return self._write_summary()
+        finally:
+            self.checkpoints.close()
+
+    def _restore_or_warm_start(self) -> None:
+        restored = self.checkpoints.restore(self.state)
+        if restored is None:
+            records.truncate_after(self.workdir / "metrics.jsonl", -1)
+            self._warm_start()
+            self._evaluate(step=0)
+            self._save()
+        else:
+            self.state, self.totals = restored
+            self.checkpoints.forget_after(self.state.step)
+            self._give_weights()
+        for name in ("metrics.jsonl", "trees.jsonl"):
+            records.truncate_after(self.workdir / name, self.state.step)
+        if self.parts.objective.kl_coef:
+            self.reference = self.checkpoints.restore(self.state, step=0)[0].params
+
+    def _warm_start(self) -> None:
+        """Imitate noisy shortest paths: the tiny policy starts from nothing."""
+        settings = self.config.warm_start
+        demonstrator = build.make_demonstrator(self.parts, self.chat)
+        optimizer = make_optimizer(self.parts.warm_optimizer, settings.steps)
+        update = Updater(lambda params, pack, _: imitation_loss(nnx.merge(self.graph, params), pack), optimizer)
+        state = TrainState(self.state.params, optimizer.init(self.state.params))
+        started = time.perf_counter()
+        with Progress("warm start", settings.steps) as progress:
+            for step in range(settings.steps):
+                count = settings.episodes_per_step
+                tasks = self._draw_tasks("warm_start", step, count)
+                trees = [
+                    demonstrator.demonstrate(task, self.config.seed, step * count + i) for i, task in enumerate(tasks)
+                ]
+                batch = pack_trees(trees, None, reduction="token_mean", buckets=self.parts.buckets)
+                state, metrics = update(state, batch.packs, batch.denominator)
+                self._check_finite("warm start", step, metrics)
+                progress.advance(step + 1, loss=metrics["loss"])
+        self.totals["wall_seconds"] += time.perf_counter() - started
+        self.state = self.state.replace(params=state.params, opt_state=self.optimizer.init(state.params))
+        self._give_weights()
+
+    def _reinforce(self) -> None:
+        settings = self.config.training
+        if self.state.step < settings.steps:
+            self.sampler.warm_up()
+        update = Updater(self._loss, self.optimizer)
+        with Progress("training", settings.steps, self.state.step) as progress:
+            while self.state.step < settings.steps:
+                started = time.perf_counter()
+                trees, metrics = self._roll_out(self.state.step)
+                metrics |= self._update(update, trees)
+                metrics |= self._time(started, metrics)
+                step = self.state.step
+                records.append_trees(self.workdir / "trees.jsonl", trees)
+                records.append_metrics(self.workdir / "metrics.jsonl", step, metrics)
+                last = step == settings.steps
+                if last or step % settings.evaluate_every == 0:
+                    self._evaluate(step)
+                if last or step % settings.checkpoint_every == 0:
+                    self._save()
+                progress.advance(step, success=metrics["success"], tokens=metrics["tokens_per_second"])
+
+    def _roll_out(self, step: int) -> tuple[list[Tree], dict[str, float]]:
+        tasks = self._draw_tasks("tasks", step, self.config.training.tasks_per_step)
+        engine = build.make_engine(self.parts, self.sampler, self.chat, step, self.parts.limits)
+        compiled = self.sampler.compiled_seconds
+        started = time.perf_counter()
+        trees = asyncio.run(engine.run(tasks, self.parts.controller))
+        seconds = time.perf_counter() - started
+        metrics = rollout_metrics.of_trees(trees)
+        metrics["rollout_seconds"] = seconds
+        metrics["sampler_seconds"] = self.sampler.compiled_seconds - compiled
+        metrics["sampler_late_compilations"] = self.sampler.late_compilations
+        return trees, metrics
+
+    def _update(self, update: Updater, trees: Sequence[Tree]) -> dict[str, float]:
+        objective = self.parts.objective
+        started, compiled = time.perf_counter(), 0.0
+        metrics: dict[str, float] = {}
+        for part in np.array_split(np.arange(len(trees)), self.config.training.minibatches):
+            groups = [trees[i] for i in part]
+            batch = pack_trees(
+                groups,
+                [group_advantages([t.reward for t in tree.trajectories()]) for tree in groups],
+                reduction=objective.reduction,
+                buckets=self.parts.buckets,
+                skip_flat=not (objective.kl_coef or objective.entropy_coef),
+            )
+            begun = time.perf_counter()
+            self.state, metrics = update(self.state, batch.packs, batch.denominator, self.reference)
+            compiled += time.perf_counter() - begun
+            self._check_finite("training", self.state.step, metrics)
+        self.state = self.state.replace(step=self.state.step + 1)
+        self._give_weights()
+        return metrics | {
+            "flat_groups": batch.flat_groups / max(1, batch.groups),
+            "unique_tokens": batch.unique_tokens,
+            "flat_tokens": batch.flat_tokens,
+            "update_seconds": time.perf_counter() - started,
+            "trainer_seconds": compiled,
+        }
+
+    def _loss(self, params, pack, reference):
+        model, temperature = nnx.merge(self.graph, params), self.parts.limits.temperature
+        ref_logprobs = None
+        if reference is not None:
+            ref_logprobs = pack_logprobs(nnx.merge(self.graph, reference), pack, temperature)
+        return tree_loss(model, pack, self.parts.objective, temperature, ref_logprobs=ref_logprobs)
+
+    def _draw_tasks(self, purpose: str, step: int, count: int) -> list[Task]:
+        """Tasks `step * count` and on of an endless series of shuffled passes over the training tasks."""
+        tasks = self.parts.tasks
+        drawn = []
+        for place in range(step * count, (step + 1) * count):
+            epoch, index = divmod(place, len(tasks))
+            order = generator_for(self.config.seed, purpose, epoch).permutation(len(tasks))
+            drawn.append(tasks[order[index]])
+        return drawn
+
+    def _give_weights(self) -> None:
+        self.sampler.update_weights(self.state.params, self.state.step)
+
+    def _evaluate(self, step: int) -> None:
+        started = time.perf_counter()
+        self.report = self.evaluate()
+        metrics = rollout_metrics.of_report(self.report)
+        metrics["evaluation_seconds"] = time.perf_counter() - started
+        metrics["total_sampled_tokens"] = self.totals["sampled_tokens"]
+        records.append_metrics(self.workdir / "metrics.jsonl", step, metrics)
+        Progress.say(
+            f"step {step}: {100 * self.report.success_rate:.1f}% success on {self.report.tasks} test tasks, "
+            f"pass@4 {100 * self.report.pass_at_4:.1f}%"
+        )
+
+    def evaluate(self) -> Report:
+        """The paper's protocol with the current policy."""
+
+        def engine():
+            return build.make_engine(
+                self.parts, self.sampler, self.chat, EVALUATION_STEP, self.parts.evaluation_limits
+            )  # fmt: skip
+
+        self.sampler.warm_up()
+        return evaluate(engine, self.parts.evaluation_tasks, self.config.evaluation.samples)
+
+    def _save(self) -> None:
+        self.checkpoints.save(self.state, self.totals, self.report.success_rate)
+
+    def _time(self, started: float, metrics: dict[str, float]) -> dict[str, float]:
+        """Add the step to the run's totals, which live in the checkpoints."""
+        seconds = time.perf_counter() - started
+        self.totals["wall_seconds"] += seconds
+        self.totals["sampled_tokens"] += int(metrics["sampled_tokens"])
+        self.totals["environment_steps"] += int(metrics["environment_steps"])
+        return {
+            "step_seconds": seconds,
+            "tokens_per_second": metrics["sampled_tokens"] / seconds,
+            "total_sampled_tokens": self.totals["sampled_tokens"],
+            "total_environment_steps": self.totals["environment_steps"],
+        }
+
+    def _check_finite(self, phase: str, step: int, metrics: dict[str, float]) -> None:
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            steps = self.checkpoints.steps()
+            raise FloatingPointError(
+                f"{phase} step {step}: {', '.join(bad)} not finite. The trees of the steps before are in "
+                f"{self.workdir / 'trees.jsonl'}; last good checkpoint: {steps[-1] if steps else 'none'}. "
+                "Lower optimizer.learning_rate or optimizer.max_grad_norm and start in a new workdir."
+            )
+
+    def _write_summary(self) -> dict[str, Any]:
+        if self.report is None:  # a finished run was started again
+            self._give_weights()
+            self.report = self.evaluate()
+        summary = {
+            "step": self.state.step,
+            "params_sha256": digest(self.state.params),
+            "rollout": self.config.rollout,
+            "seed": self.config.seed,
+            **self.report.to_json(),
+            **self.totals,
+            "devices": [str(device) for device in jax.devices()],
+        }
+        workdirs.write_json(self.workdir / "summary.json", summary)
+        return json.loads((self.workdir / "summary.json").read_text())
