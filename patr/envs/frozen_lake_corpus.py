@@ -18,7 +18,7 @@ def frozen_lake_corpus(count: int, seed: int, **options) -> list[str]:
         env = FrozenLake(**options)
         texts += [f"{m.role}\n{m.content}" for m in env.reset(tasks[rng.integers(len(tasks))])]
         for _ in range(env.max_turns):
-            reply = "```?```" if rng.random() < 1 / 8 else f"```{rng.choice(list(MOVES))}```"
+            reply = "```no```" if rng.random() < 1 / 8 else f"```{rng.choice(list(MOVES))}```"
             result = env.step(reply, int(rng.integers(2**63)))
             texts += [f"assistant\n{reply}", f"user\n{result.observation}"]
             if result.done:
