@@ -34,6 +34,6 @@ setup(
         "vllm": ["httpx"],
         "swe": ["docker", "swebench"],
         "notebooks": ["ipykernel", "nbclient", "nbformat"],
-        "dev": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
+        "dev": ["hypothesis", "jinja2", "pytest", "pytest-xdist", "ruff"],
     },
 )

@@ -1,7 +1,7 @@
 """FrozenLake. `--config=configs/frozen_lake.py:tiny`, or `:smoke`.
 
 smoke  seconds: shows that everything runs, learns nothing
-tiny   minutes on two cores: a Qwen of about 0.3M parameters learns the reference tasks from nothing
+tiny   minutes on two cores: a Qwen of 0.4M parameters learns the reference tasks from nothing
 
 Numbers from the paper (PaTR) carry its section; the others say how they were chosen.
 """
@@ -72,7 +72,7 @@ def _base() -> ConfigDict:
 
     config.tokenizer = ConfigDict()
     config.tokenizer.path = ""  # empty: train one on the environment's own text
-    config.tokenizer.vocab_size = 384
+    config.tokenizer.vocab_size = 448  # merging stops near 420, where every word of the environment is one token
 
     config.sampler = "jax"
     config.jax_sampler = ConfigDict()
@@ -85,7 +85,15 @@ def _base() -> ConfigDict:
     config.packing = ConfigDict()
     config.packing.row_length = 32
     # (rows, longest path, trained tokens) of the packs, cheapest first.
-    config.packing.sizes = ((96, 320, 512), (128, 704, 768), (384, 1408, 1024))
+    config.packing.sizes = (
+        (32, 320, 256),
+        (96, 320, 768),
+        (32, 704, 256),
+        (96, 704, 768),
+        (192, 704, 1024),
+        (64, 1408, 256),
+        (352, 1408, 1024),
+    )
 
     config.objective = ConfigDict()
     config.objective.clip_low = 0.2
@@ -145,7 +153,7 @@ def _smoke(config: ConfigDict) -> None:
     config.jax_sampler.prefills = (64,)
     config.jax_sampler.contexts = (1408,)
     config.jax_sampler.rows = 32
-    config.packing.sizes = ((384, 1408, 1024),)
+    config.packing.sizes = ((64, 320, 512), (352, 1408, 1024))
 
 
 VARIANTS = {"smoke": _smoke, "tiny": _tiny}

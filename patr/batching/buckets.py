@@ -41,7 +41,8 @@ class Buckets:
 def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> list[list[int]]:
     """Put things into packs, largest first, each into the first pack with room: the members of each pack, by index.
 
-    The same needs in the same order give the same packs. Raises ValueError naming what no bucket can hold.
+    A thing only joins a pack of its own path length: attention costs rows times path, so one long path must not make
+    every short one as dear. The same needs in the same order give the same packs. Raises ValueError naming what no bucket can hold.
     """
     packs: list[tuple[Size, list[int]]] = []
     for i in sorted(range(len(needs)), key=lambda i: (-needs[i].rows, -needs[i].trained)):
@@ -51,7 +52,8 @@ def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> 
                 f"{', '.join(map(str, buckets.sizes))}; add a larger one, or limit turns and tokens of a rollout"
             )
         for at, (held, members) in enumerate(packs):
-            if buckets.smallest(held + needs[i]):
+            joined = buckets.smallest(held + needs[i])
+            if joined and joined.path == buckets.smallest(needs[i]).path == buckets.smallest(held).path:
                 packs[at] = held + needs[i], [*members, i]
                 break
         else:

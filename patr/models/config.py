@@ -51,7 +51,7 @@ _QWEN3 = dict(vocab_size=151936, qkv_bias=False, qk_norm=True, dtype="bfloat16")
 PRESETS = {
     # For a laptop: learns a grid world from nothing in minutes.
     "tiny": ModelConfig(
-        vocab_size=512, embed_dim=128, mlp_dim=384, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32,
+        vocab_size=512, embed_dim=96, mlp_dim=288, num_layers=3, num_heads=3, num_kv_heads=1, head_dim=32,
         rope_theta=1e4, max_context=2048,
     ),
     # Sizes of the published checkpoints (their config.json).

@@ -44,9 +44,7 @@ class Qwen(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Next-token logits [..., V] in float32 of hidden states [..., E]."""
         table = self.embedding if self.head is None else self.head
-        return jnp.einsum(
-            "...e,ve->...v", hidden, table[...].astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
+        return jnp.einsum("...e,ve->...v", hidden, table[...].astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 class Block(nnx.Module):

@@ -1,5 +1,11 @@
-"""Chat turns as token ids that are only ever appended (ChatML, as Qwen speaks it)."""
+"""Chat turns as token ids, append-only (ChatML, as Qwen2.5 speaks it).
 
+The prompt and every observation are rendered once, as ids, and appended; what the
+policy sampled stays as it was sampled. Where a template would rewrite earlier
+turns, as Qwen3's drops earlier thoughts, history is kept whole here.
+"""
+
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -7,43 +13,76 @@ from patr.envs.base import Message
 from patr.text.tokenizer import TURN_END, TURN_START, Tokenizer
 
 
+@dataclasses.dataclass(frozen=True)
 class Chat:
-    """Renders conversations turn by turn; the ids equal those of the whole conversation rendered at once.
+    """ChatML over a tokenizer.
 
-    default_system: the system message a prompt without one gets, as Qwen2.5's template adds it; None adds nothing.
+    default_system: system message of a conversation that brings none. Qwen2.5's own
+        template fills in a sentence of its own there; give that sentence to match it.
+    Raises ValueError if the tokenizer lacks <|im_start|> or <|im_end|>.
     """
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str | None = None):
-        self.tokenizer, self.default_system = tokenizer, default_system
-        self._start, self._end = tokenizer.token_id(TURN_START), tokenizer.token_id(TURN_END)
-        self.stop_ids = (self._end,)
-        self._encode = functools.lru_cache(maxsize=65536)(tokenizer.encode)
+    tokenizer: Tokenizer
+    default_system: str | None = None
+
+    def __post_init__(self):
+        self.tokenizer.token_id(TURN_START)
+        self.tokenizer.token_id(TURN_END)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end a sampled turn; only with <|im_end|> does the next header follow the template."""
+        return (self.tokenizer.token_id(TURN_END),)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids up to where the policy's first turn begins."""
+        """Ids of the messages and of the header of the assistant turn to sample.
+
+        Raises ValueError if there are no messages.
+        """
+        if not messages:
+            raise ValueError("a prompt needs at least one message")
         if self.default_system is not None and messages[0].role != "system":
             messages = (Message("system", self.default_system), *messages)
-        return tuple(i for message in messages for i in self._whole(message)) + self._header("assistant")
+        turns = tuple((message.role, message.content) for message in messages)
+        return _render(self.tokenizer, turns) + _assistant_header(self.tokenizer)
 
     def observation(self, text: str, after: str) -> tuple[int, ...]:
-        """Ids between a sampled turn and the next.
+        """Ids appended after a sampled turn (mask 0), up to the header of the next one.
 
-        after: finish reason of the sampled turn. 'stop': it ends with the end-of-turn the policy sampled.
-        'length': it was cut, and the missing end-of-turn is part of what is appended here.
+        after: the turn's finish reason. 'stop': the policy sampled <|im_end|> itself;
+        'length': it was cut, and the appended ids first close the turn for it.
+        Raises ValueError for another reason.
         """
-        close = () if after == "stop" else (self._end,)
-        return close + self._encode("\n") + self._whole(Message("user", text)) + self._header("assistant")
+        if after not in ("stop", "length"):
+            raise ValueError(f"after {after!r}: expected 'stop' or 'length'")
+        appended = _after_turn(self.tokenizer, text)
+        return appended if after == "stop" else self.stop_ids + appended
 
     def decode_turn(self, ids: Sequence[int]) -> str:
-        """The text of a sampled turn, without its end-of-turn."""
-        return self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self._end else ids)
+        """The text of sampled ids, without the stop token that may end them."""
+        ids = tuple(ids)
+        return self.tokenizer.decode(ids[:-1] if ids[-1:] == self.stop_ids else ids)
 
-    def answer(self, text: str) -> tuple[int, ...]:
-        """Ids of a turn the policy might sample, its end-of-turn included."""
-        return self._encode(text) + (self._end,)
 
-    def _whole(self, message: Message) -> tuple[int, ...]:
-        return self._header(message.role) + self._encode(message.content) + (self._end,) + self._encode("\n")
+def _render(tokenizer: Tokenizer, turns: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+    # Special tokens part the text, so pieces encoded one by one equal the whole encoded at once.
+    start, end = tokenizer.token_id(TURN_START), tokenizer.token_id(TURN_END)
+    ids: tuple[int, ...] = ()
+    for role, content in turns:
+        ids += (start, *tokenizer.encode(f"{role}\n{content}"), end, *_fixed(tokenizer, "\n"))
+    return ids
 
-    def _header(self, role: str) -> tuple[int, ...]:
-        return (self._start, *self._encode(f"{role}\n"))
+
+def _assistant_header(tokenizer: Tokenizer) -> tuple[int, ...]:
+    return (tokenizer.token_id(TURN_START), *_fixed(tokenizer, "assistant\n"))
+
+
+@functools.lru_cache(maxsize=64)
+def _fixed(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tokenizer.encode(text)
+
+
+# Branches of one task meet the same observations again and again.
+@functools.lru_cache(maxsize=8192)
+def _after_turn(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return _fixed(tokenizer, "\n") + _render(tokenizer, (("user", text),)) + _assistant_header(tokenizer)

@@ -1,5 +1,6 @@
-"""Text to token ids and back, from a Hugging Face tokenizer directory."""
+"""Text to token ids and back, and small tokenizers trained from nothing."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,92 +8,104 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 
-# Words, digits, symbols and runs of backticks stand alone, each with at most one blank before it, and so do
-# newlines: a cell of a text grid is never merged with its neighbour.
-_PIECES = r"`+| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|\s"
+# A word, one digit, or a run of other signs, each with at most one space before it. Newlines stand alone.
+# Grid cells, parted by spaces and newlines, can therefore never merge with one another.
+_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 _CHATML = (
     "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A byte-level BPE tokenizer.
+    """A Hugging Face fast tokenizer, used for plain text only; special tokens are placed by id."""
 
-    Raises FileNotFoundError for a directory without tokenizer.json.
-    """
+    backend: tokenizers.Tokenizer
 
-    def __init__(self, directory: str | Path):
-        file = Path(directory) / "tokenizer.json"
+    def __post_init__(self):
+        self.backend.encode_special_tokens = True
+        self.backend.no_padding()
+        self.backend.no_truncation()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer directory. Raises FileNotFoundError if it holds no tokenizer.json."""
+        file = Path(path) / "tokenizer.json"
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: a Hugging Face tokenizer directory holds a tokenizer.json")
-        self.directory = Path(directory)
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        # What looks like a special token inside a text is text.
-        self._tokenizer.encode_special_tokens = True
+            raise FileNotFoundError(
+                f"{file} does not exist: give a directory with a fast tokenizer, as save_pretrained writes it"
+            )
+        return cls(tokenizers.Tokenizer.from_file(str(file)))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a plain text. What looks like a special token is text like any other."""
+        # The batch call is the one that skips character offsets, which take half the time.
+        return tuple(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens written out."""
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def token_id(self, special: str) -> int:
+        """Raises ValueError if the vocabulary lacks this token."""
+        token_id = self.backend.token_to_id(special)
+        if token_id is None:
+            raise ValueError(f"the tokenizer has no token {special!r}")
+        return token_id
 
     @property
     def vocab_size(self) -> int:
-        """Rows an embedding needs for every id."""
-        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, nothing added."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens spelled out."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    def token_id(self, token: str) -> int:
-        """The id of a whole token. Raises ValueError if the vocabulary lacks it."""
-        found = self._tokenizer.token_to_id(token)
-        if found is None:
-            raise ValueError(f"the tokenizer of {self.directory} has no token {token!r}")
-        return found
+        """Embedding rows needed: the highest id plus 1. A model may have more rows, for padding."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: str | Path) -> Tokenizer:
-    """Train byte-level BPE with ChatML on texts and save it where transformers' AutoTokenizer loads it.
+    """Train a byte-level BPE with ChatML's special tokens and save it as a Hugging Face tokenizer directory.
 
-    The same texts give the same files, byte for byte.
+    vocab_size: at most this many ids; fewer if the texts hold no more pairs to merge.
+    The same texts give byte-identical files. AutoTokenizer loads them, unless a config.json of
+    model_type qwen2 lies beside: transformers 5 then puts Qwen2's own splitting in place of this
+    one. PreTrainedTokenizerFast loads them right in either case.
+    Raises ValueError if vocab_size cannot hold 256 bytes and 3 special tokens.
     """
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    specials = [END_OF_TEXT, TURN_START, TURN_END]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + len(specials)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size {vocab_size}: need at least {smallest}, for every byte and the special tokens")
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        ),
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    directory = Path(directory)
+    backend.train_from_iterator(texts, trainer)
+    _save(backend, Path(directory))
+    return Tokenizer.load(directory)
+
+
+def _save(backend: tokenizers.Tokenizer, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": TURN_END,
-                "pad_token": END_OF_TEXT,
-                "clean_up_tokenization_spaces": False,
-                "chat_template": _CHATML,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
-    return Tokenizer(directory)
+    backend.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": _CHATML,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**9,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -104,12 +104,12 @@ def build(config: ConfigDict) -> Parts:
 def make_chat(config: ConfigDict, workdir: Path) -> Chat:
     """The tokenizer named in the config, or one trained on the environment's own text and kept in the workdir."""
     if config.tokenizer.path:
-        return Chat(Tokenizer(config.tokenizer.path))
+        return Chat(Tokenizer.load(config.tokenizer.path))
     directory = workdir / "tokenizer"
     if not (directory / "tokenizer_config.json").is_file():
         env = {key: value for key, value in config.env.items() if key != "tasks"}
         train_tokenizer(frozen_lake_corpus(200, seed=0, **env), config.tokenizer.vocab_size, directory)
-    return Chat(Tokenizer(directory))
+    return Chat(Tokenizer.load(directory))
 
 
 def make_policy(config: ConfigDict, chat: Chat) -> Qwen:

@@ -28,7 +28,9 @@ class Checkpoints:
             [
                 CustomSteps([0]),
                 LatestN(keep),
-                BestN(get_metric_fn=lambda metrics: metrics["success_rate"], n=1, keep_checkpoints_without_metrics=False),
+                BestN(
+                    get_metric_fn=lambda metrics: metrics["success_rate"], n=1, keep_checkpoints_without_metrics=False
+                ),
             ]
         )
         self._manager = ocp.CheckpointManager(

@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from patr.envs.base import Env
-from patr.rollouts.base import Chat, Limits
+from patr.rollouts.base import Limits
 from patr.seeds import generator_for
+from patr.text.chat import Chat
 from patr.types import Branch, Status, Task, Tree, Turn
 
 
@@ -38,7 +39,7 @@ class Demonstrator:
         prompt, turns, status = tuple(ids), [], Status.TURN_LIMIT
         for number in range(self.limits.max_turns):
             reply = self.replies[rng.integers(len(self.replies))] if rng.random() < self.noise else self.expert(env)
-            action = self.chat.answer(reply)
+            action = self.chat.tokenizer.encode(reply) + self.chat.stop_ids
             result = env.step(reply, int(rng.integers(2**62)))
             observation = self.chat.observation(result.observation, "stop")
             room = self.limits.max_context - len(ids) - len(action) - len(observation)

@@ -44,6 +44,27 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
         return Run(parts, directory).train()
 
 
+def evaluate_workdir(
+    workdir: Path, step: int | None = None, temperature: float | None = None, samples: int | None = None
+) -> Report:
+    """Evaluate a checkpoint of a workdir; what is not given is as in its config. Raises ValueError if there is none."""
+    config = workdirs.read_config(workdir)
+    if temperature is not None:
+        config.evaluation.temperature = temperature
+    if samples is not None:
+        config.evaluation.samples = samples
+    run = Run(build.build(config), workdir.absolute())
+    try:
+        restored = run.checkpoints.restore(run.state, step)
+        if restored is None:
+            raise ValueError(f"{workdir} holds no checkpoint yet")
+        run.state = restored[0]
+        run.give_weights()
+        return run.evaluate()
+    finally:
+        run.checkpoints.close()
+
+
 class Run:
     """A policy, its sampler and its records in one workdir."""
 
@@ -80,7 +101,7 @@ class Run:
         else:
             self.state, self.totals = restored
             self.checkpoints.forget_after(self.state.step)
-            self._give_weights()
+            self.give_weights()
         for name in ("metrics.jsonl", "trees.jsonl"):
             records.truncate_after(self.workdir / name, self.state.step)
         if self.parts.objective.kl_coef:
@@ -107,7 +128,7 @@ class Run:
                 progress.advance(step + 1, loss=metrics["loss"])
         self.totals["wall_seconds"] += time.perf_counter() - started
         self.state = self.state.replace(params=state.params, opt_state=self.optimizer.init(state.params))
-        self._give_weights()
+        self.give_weights()
 
     def _reinforce(self) -> None:
         settings = self.config.training
@@ -161,7 +182,7 @@ class Run:
             compiled += time.perf_counter() - begun
             self._check_finite("training", self.state.step, metrics)
         self.state = self.state.replace(step=self.state.step + 1)
-        self._give_weights()
+        self.give_weights()
         return metrics | {
             "flat_groups": batch.flat_groups / max(1, batch.groups),
             "unique_tokens": batch.unique_tokens,
@@ -187,7 +208,7 @@ class Run:
             drawn.append(tasks[order[index]])
         return drawn
 
-    def _give_weights(self) -> None:
+    def give_weights(self) -> None:
         self.sampler.update_weights(self.state.params, self.state.step)
 
     def _evaluate(self, step: int) -> None:
@@ -241,7 +262,7 @@ class Run:
 
     def _write_summary(self) -> dict[str, Any]:
         if self.report is None:  # a finished run was started again
-            self._give_weights()
+            self.give_weights()
             self.report = self.evaluate()
         summary = {
             "step": self.state.step,

@@ -24,7 +24,9 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"{workdir} is in use by another process; wait for it or choose another --workdir") from None
+            raise ValueError(
+                f"{workdir} is in use by another process; wait for it or choose another --workdir"
+            ) from None
         _check_same(workdir, config)
         yield workdir
 
@@ -57,7 +59,9 @@ def _check_same(workdir: Path, config: ConfigDict) -> None:
         return
     if differing:
         lines = "\n".join(f"  {key}: {old.get(key)!r} there, {wanted.get(key)!r} asked for" for key in differing)
-        raise ValueError(f"{workdir} holds a run of another config:\n{lines}\nChoose another --workdir, or the old values.")
+        raise ValueError(
+            f"{workdir} holds a run of another config:\n{lines}\nChoose another --workdir, or the old values."
+        )
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -117,7 +117,9 @@ def test_stop_and_length(model, sampler):
 def test_more_requests_than_rows_and_prompts_longer_than_a_prefill(model):
     few = SamplerShapes(rows=2, batches=(2,), prefills=(8,), contexts=(64,), max_new_tokens=5)
     asked = [request(p, seed=i) for i, p in enumerate(prompts(7, 30))]
-    assert [s.ids for s in JaxSampler(model, few).serve(asked)] == [s.ids for s in JaxSampler(model, SHAPES).serve(asked)]
+    assert [s.ids for s in JaxSampler(model, few).serve(asked)] == [
+        s.ids for s in JaxSampler(model, SHAPES).serve(asked)
+    ]
 
 
 def test_new_weights_leave_nothing_of_the_old_ones(model, sampler):
