@@ -141,6 +141,12 @@ def _tiny(config: ConfigDict) -> None:
 
 
 def _smoke(config: ConfigDict) -> None:
+    _tiny(config)
+    config.limits.max_turns = 4
+    config.limits.max_response_tokens = 512
+    config.limits.max_context = 704
+    config.patr.score_every = 2
+    config.tree_random.score_every = 2
     config.training.steps = 4
     config.training.tasks_per_step = 4
     config.training.evaluate_every = 2
@@ -149,11 +155,11 @@ def _smoke(config: ConfigDict) -> None:
     config.warm_start.episodes_per_step = 4
     config.evaluation.tasks = 6
     config.evaluation.samples = 2
-    config.jax_sampler.batches = (16,)
+    config.jax_sampler.rows = 48
+    config.jax_sampler.batches = (24,)
     config.jax_sampler.prefills = (64,)
-    config.jax_sampler.contexts = (1408,)
-    config.jax_sampler.rows = 32
-    config.packing.sizes = ((64, 320, 512), (352, 1408, 1024))
+    config.jax_sampler.contexts = (704,)
+    config.packing.sizes = ((64, 704, 256), (192, 704, 512))
 
 
 VARIANTS = {"smoke": _smoke, "tiny": _tiny}

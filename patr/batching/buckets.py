@@ -42,7 +42,8 @@ def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> 
     """Put things into packs, largest first, each into the first pack with room: the members of each pack, by index.
 
     A thing only joins a pack of its own path length: attention costs rows times path, so one long path must not make
-    every short one as dear. The same needs in the same order give the same packs. Raises ValueError naming what no bucket can hold.
+    every short one as dear. The same needs in the same order give the same packs. Raises ValueError naming what no
+    bucket can hold.
     """
     packs: list[tuple[Size, list[int]]] = []
     for i in sorted(range(len(needs)), key=lambda i: (-needs[i].rows, -needs[i].trained)):
