@@ -44,7 +44,7 @@ def drawn(figure):
     "name, kinds",
     [
         ("expand_twice", {"start": 1, "turn": 15, "expanded": 4, "survived": 4, "success": 1, "failure": 6}),
-        ("scorer_failure", {"start": 1, "turn": 8, "expanded": 1, "survived": 3, "failure": 3}),
+        ("scorer_failure", {"start": 1, "turn": 7, "expanded": 1, "survived": 3, "failure": 3}),
         (
             "environment_error",
             {"start": 1, "turn": 5, "expanded": 1, "survived": 1, "success": 1, "failure": 2, "error": 1},
