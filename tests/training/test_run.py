@@ -1,0 +1,171 @@
+"""Whole runs of a few steps: reproducible to the bit, resumable after a kill, and safe against the wrong workdir."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from patr import records
+from patr.training.loop import evaluate_workdir, train
+from patr.training.workdirs import claimed
+
+ROOT = Path(__file__).parents[2]
+
+
+def smoke(**overrides):
+    sys.path.insert(0, str(ROOT / "configs"))
+    try:
+        from frozen_lake import get_config
+    finally:
+        sys.path.pop(0)
+    config = get_config("smoke")
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run: its workdir and its summary."""
+    workdir = tmp_path_factory.mktemp("finished")
+    return workdir, train(smoke(), workdir)
+
+
+def without_times(metrics):
+    timed = ("seconds", "per_second")
+    return [{k: v for k, v in line.items() if not k.endswith(timed)} for line in metrics]
+
+
+def same_outcome(a, b):
+    keys = set(a) - {"wall_seconds"}
+    return {k: a[k] for k in keys} == {k: b[k] for k in keys}
+
+
+def test_summary_and_records_hold_what_users_look_for(finished):
+    workdir, summary = finished
+    for key in ("step", "params_sha256", "success_rate", "pass_at_4", "response_length", "turns"):
+        assert key in summary
+    lines = records.read_metrics(workdir / "metrics.jsonl")
+    training = [line for line in lines if "loss" in line or "success" in line]
+    assert [line["step"] for line in training] == [1, 2, 3, 4]
+    assert summary["step"] == 4
+    assert summary["sampled_tokens"] == sum(line["sampled_tokens"] for line in training) > 0
+    assert summary["environment_steps"] == sum(line["environment_steps"] for line in training) > 0
+    trees = list(records.read_trees(workdir / "trees.jsonl"))
+    assert len(trees) == 4 * 4
+    assert all(line["sampler_late_compilations"] == 0 for line in training)
+
+
+def test_the_first_ratio_is_one(finished):
+    for line in records.read_metrics(finished[0] / "metrics.jsonl"):
+        if "ratio_max_deviation" in line:
+            # The sampler's cached sums and the trainer's packed ones differ in float32 rounding only.
+            assert line["ratio_max_deviation"] < 1e-4
+
+
+def test_each_shared_token_is_prefilled_once(finished):
+    for tree in records.read_trees(finished[0] / "trees.jsonl"):
+        unique = len(tree.prompt_ids) + sum(
+            len(turn.action_ids) + len(turn.observation_ids) for branch in tree.branches for turn in branch.turns
+        )
+        assert tree.ledger.prefilled_tokens <= unique
+
+
+def test_one_seed_is_one_run_and_another_is_another(finished, tmp_path):
+    workdir, summary = finished
+    again = train(smoke(), tmp_path / "again")
+    assert same_outcome(summary, again)
+    assert (workdir / "trees.jsonl").exists()
+    first, second = (without_times(records.read_metrics(d / "metrics.jsonl")) for d in (workdir, tmp_path / "again"))
+    assert first == second
+    other = train(smoke(seed=1), tmp_path / "other")
+    assert other["params_sha256"] != summary["params_sha256"]
+
+
+def test_killed_runs_resume_to_the_same_bits(finished, tmp_path):
+    """SIGKILL at whatever the run is doing, over and over, until it gets through."""
+    command = [
+        sys.executable, str(ROOT / "launch/train.py"), f"--config={ROOT / 'configs/frozen_lake.py'}:smoke",
+        f"--workdir={tmp_path / 'killed'}",
+    ]  # fmt: skip
+    summary = tmp_path / "killed" / "summary.json"
+    checkpoints, metrics = tmp_path / "killed" / "checkpoints", tmp_path / "killed" / "metrics.jsonl"
+    # While the first checkpoint is being written, and after a step that no checkpoint holds yet.
+    for moment in (lambda: checkpoints.is_dir() and any(checkpoints.iterdir()), lambda: _last_step(metrics) >= 3):
+        process = subprocess.Popen(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not moment():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL and not summary.exists()
+    subprocess.run(command, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True)
+    assert same_outcome(json.loads(summary.read_text()), finished[1])
+    first, second = (without_times(records.read_metrics(d)) for d in (finished[0] / "metrics.jsonl", metrics))
+    assert first == second
+
+
+def _last_step(metrics: Path) -> int:
+    if not metrics.exists():
+        return -1
+    return max((json.loads(line)["step"] for line in metrics.read_text().splitlines(keepends=True) if line[-1] == "\n"), default=-1)
+
+
+def test_a_damaged_checkpoint_is_skipped(finished, tmp_path, caplog):
+    workdir, summary = finished
+    copy = tmp_path / "damaged"
+    shutil.copytree(workdir, copy)
+    newest = copy / "checkpoints" / "4" / "state"
+    data = max((f for f in newest.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    again = train(smoke(), copy)
+    assert "damaged and skipped" in caplog.text
+    assert again["params_sha256"] == summary["params_sha256"]
+
+
+def test_a_workdir_keeps_its_config(finished):
+    workdir, _ = finished
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.0005 there, 0.1 asked for"):
+        train(smoke(**{"optimizer.learning_rate": 0.1}), workdir)
+
+
+def test_a_workdir_has_one_process(tmp_path):
+    with claimed(tmp_path, smoke()), pytest.raises(ValueError, match="in use by another process"):
+        train(smoke(), tmp_path)
+
+
+def test_evaluation_reads_a_workdir_and_repeats(finished):
+    workdir, summary = finished
+    report = evaluate_workdir(workdir)
+    assert report.success_rate == summary["success_rate"] and report.turns == summary["turns"]
+    assert sum(size["tasks"] for size in report.by_size.values()) == 6
+    with pytest.raises(ValueError, match="no checkpoint|no whole checkpoint"):
+        evaluate_workdir(workdir, step=3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rollout", "beam", "rollout='beam': allowed are 'flat', 'patr', 'tree_random'"),
+        ("patr.score_every", 11, "score_every"),
+        ("limits.temperature", 0.0, "limits.temperature"),
+        ("objective.clip_low", 2.0, "clip_low=2.0"),
+        ("training.minibatches", 3, "training.minibatches=3"),
+        ("scorer.reward_weight", 0.9, "reward_weight=0.9"),
+        ("optimizer.schedule", "sqrt", "constant, cosine, linear"),
+        ("model.preset", "huge", "unknown model 'huge'"),
+        ("tokenizer.path", "/nowhere", "tokenizer.json"),
+    ],
+)
+def test_bad_configs_are_refused_before_anything_starts(key, value, message, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(smoke(**{key: value}), tmp_path / "never")
+    assert not (tmp_path / "never" / "checkpoints").exists() or not any((tmp_path / "never" / "checkpoints").iterdir())
+
+
+def test_a_mistyped_key_names_the_near_one():
+    with pytest.raises(KeyError, match="learning_rate"):
+        smoke(**{"optimizer.learning_rat": 0.1})
