@@ -1,5 +1,9 @@
-"""Training curves of one run or several, from their metrics.jsonl."""
+"""Training curves of one run or several, from their metrics.jsonl.
 
+python -m patr.analysis.curves runs/patr runs/grpo --out=curves.png
+"""
+
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,3 +113,19 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the training curves of runs.")
+    parser.add_argument("workdirs", nargs="+", help="--workdir of each run")
+    parser.add_argument("--out", required=True, help="the image to write; its ending decides the format")
+    parser.add_argument("--smoothing", type=int, default=9, help="steps averaged over in training curves, odd")
+    args = parser.parse_args()
+    try:
+        plot_curves(args.workdirs, args.out, args.smoothing)
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
