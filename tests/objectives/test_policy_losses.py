@@ -113,28 +113,26 @@ def test_complaint_22_a_flat_group_sends_no_gradient_without_kl_and_entropy():
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_complaint_13_nothing_leaks_from_untrained_places(poison):
     objective = Objective(kl_coef=0.1, entropy_coef=0.1)
-    good = jnp.array([-1.0, -2.0])
-    bad = jnp.array([-1.0, poison, -2.0])
-    shares = jnp.array([0.5, 0.0, 0.5])
 
     def loss(x, advantages, shares):
-        return flat_policy_loss(x, x, x - 0.1, advantages, shares, objective, 1.0, x * 1.1)
+        return flat_policy_loss(x, x, x - 0.1, advantages, shares, objective, 0.0, x * 1.1)
 
-    kept = np.array([0, 2])
-    expected, found = (
-        jax.value_and_grad(lambda x, s=s, a=a: loss(x, a, s)[0])(x)
-        for x, a, s in ((good, jnp.ones(2), shares[kept]), (bad, jnp.array([1.0, poison, 1.0]), shares))
-    )
-    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-6)
-    np.testing.assert_allclose(found[1], [expected[1][0], 0.0, expected[1][1]], rtol=1e-6)
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    shares = jnp.array([0.5, 0.0, 0.5])
+    (expected, _), expected_slopes = gradient(jnp.array([-1.0, -3.0, -2.0]), jnp.ones(3), shares)
+    (found, _), slopes = gradient(jnp.array([-1.0, poison, -2.0]), jnp.array([1.0, poison, 1.0]), shares)
+    assert float(found) == float(expected) != 0
+    assert slopes.tolist() == expected_slopes.tolist() and slopes[1] == 0 != slopes[0]
 
-    value, metrics = loss(jnp.full(3, poison), jnp.full(3, poison), jnp.zeros(3))
-    assert float(value) == 0.0
-    assert all(float(metric.value) == 0.0 for name, metric in metrics.items())
+    everywhere = jnp.full(3, poison)
+    (found, metrics), slopes = gradient(everywhere, everywhere, jnp.zeros(3))
+    assert float(found) == 0.0 and slopes.tolist() == [0.0] * 3
+    assert all(float(metric.value) == 0.0 for metric in metrics.values())
+
     weights = TokenWeights(*jnp.zeros((6, 3)))
-    value, metrics = tree_policy_loss(*jnp.full((3, 3), poison), weights, objective, 0.0, jnp.full(3, poison))
-    assert float(value) == 0.0
-    assert all(float(metric.value) == 0.0 for name, metric in metrics.items())
+    found, metrics = tree_policy_loss(everywhere, everywhere, everywhere, weights, objective, 0.0, everywhere)
+    assert float(found) == 0.0
+    assert all(float(metric.value) == 0.0 for metric in metrics.values())
 
 
 @pytest.mark.parametrize(
