@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from patr.records import read_metrics
 
@@ -113,6 +113,9 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    if not any(line.get_xdata().size for line in axes.lines):
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color="gray")
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def _text(decision: Decision | None) -> str:
         return ""
     if decision.score is None:
         return decision.rule
-    return f"{decision.score:.2f}"
+    return f"{decision.score:.2f} repeat" if decision.rule == "repeat" else f"{decision.score:.2f}"
 
 
 def _grid(tree: Tree) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def test_tree_is_drawn_whole(name):
     assert len(places) == len(nodes)
     assert all(node.parent in places for node in nodes[1:])
     scored = Counter(f"{d.score:.2f}" for d in tree.decisions if d.score is not None)
-    assert Counter(node.text for node in nodes if node.text[:1].isdigit()) == scored
+    assert Counter(node.text.removesuffix(" repeat") for node in nodes if node.text[:1].isdigit()) == scored
 
 
 def test_fork_stands_in_the_middle_of_its_children():
@@ -140,6 +140,12 @@ def test_curves_hold_the_recorded_numbers(tmp_path):
 def test_several_runs_are_labelled_by_workdir(tmp_path):
     figure = plot_curves([write_run(tmp_path / "patr"), write_run(tmp_path / "grpo")])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["patr", "grpo"]
+
+
+def test_what_no_run_recorded_is_said_to_be_missing(tmp_path):
+    workdir = write_run(tmp_path / "one")
+    said = [[text.get_text() for text in axes.texts] for axes in plot_curves(workdir).axes[:4]]
+    assert said == [[], [], ["not recorded"], []]
 
 
 def test_workdir_without_metrics_is_named(tmp_path):
