@@ -121,7 +121,7 @@ def _base() -> ConfigDict:
     # The tiny policy starts from nothing; it first imitates noisy shortest paths.
     config.warm_start = ConfigDict()
     config.warm_start.steps = 300
-    config.warm_start.episodes_per_step = 16
+    config.warm_start.episodes_per_step = 8
     config.warm_start.noise = 0.3
     config.warm_start.optimizer = ConfigDict()
     config.warm_start.optimizer.learning_rate = 2e-3

@@ -42,6 +42,8 @@ def token_logprobs(
         padding = [(0, chunks * chunk - M)] + [(0, 0)] * (x.ndim - 1)
         return jnp.pad(x, padding).reshape(chunks, chunk, *x.shape[1:])
 
+    if chunks == 1:
+        return of_chunk((hidden, targets))
     # No prevent_cse: the loop under `map` already keeps the recomputation apart from the first pass.
     of_chunk = jax.checkpoint(of_chunk, prevent_cse=False)
     logprobs, entropy = jax.lax.map(of_chunk, (split(hidden), split(targets)))

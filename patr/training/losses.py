@@ -18,14 +18,14 @@ def tree_loss(
     objective: Objective,
     temperature: float,
     *,
-    chunk: int = 512,
+    chunk: int | None = None,
     ref_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, Metrics]:
     """Policy loss of a pack, summed, and metrics. Equal to `flat_loss` of the same groups.
 
     temperature: the one the rollout was sampled at. ref_logprobs [M]: `pack_logprobs` of the reference policy.
-    chunk: see `token_logprobs`. The gradient of a batch is the sum of those of its packs, over
-    `metrics["loss"].denominator` of all of them.
+    chunk: see `token_logprobs`; by default as many tokens as give 300 MB of logits. The gradient of a batch is the
+    sum of those of its packs, over `metrics["loss"].denominator` of all of them.
     """
     logprobs, entropy = _at_entries(model, pack, temperature, chunk)
     return tree_policy_loss(
@@ -33,7 +33,7 @@ def tree_loss(
     )
 
 
-def imitation_loss(model: Qwen, pack: Pack, *, chunk: int = 512) -> tuple[jax.Array, Metrics]:
+def imitation_loss(model: Qwen, pack: Pack, *, chunk: int | None = None) -> tuple[jax.Array, Metrics]:
     """Negative log-likelihood of the trained tokens, weighted by their shares and summed, and metrics.
 
     With `reduction='token_mean'` the value of the metric "loss" is the mean over trained tokens.
@@ -43,7 +43,7 @@ def imitation_loss(model: Qwen, pack: Pack, *, chunk: int = 512) -> tuple[jax.Ar
     return loss, {"loss": Mean(loss, pack.denominator), "entropy": Mean.of(entropy, pack.weights.count)}
 
 
-def pack_logprobs(model: Qwen, pack: Pack, temperature: float, *, chunk: int = 512) -> jax.Array:
+def pack_logprobs(model: Qwen, pack: Pack, temperature: float, *, chunk: int | None = None) -> jax.Array:
     """Log-probabilities [M] of a pack's targets under any model: the reference, or the policy before an update."""
     return _at_entries(model, pack, temperature, chunk)[0]
 
@@ -54,7 +54,7 @@ def flat_loss(
     objective: Objective,
     temperature: float,
     *,
-    chunk: int = 512,
+    chunk: int | None = None,
     ref_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, Metrics]:
     """Policy loss of trajectories in rows, summed, and metrics.
@@ -74,7 +74,7 @@ def flat_loss(
     )
 
 
-def flat_logprobs(model: Qwen, batch: FlatBatch, temperature: float, *, chunk: int = 512) -> jax.Array:
+def flat_logprobs(model: Qwen, batch: FlatBatch, temperature: float, *, chunk: int | None = None) -> jax.Array:
     """Log-probabilities [B, T] of the sampled tokens; elsewhere without meaning."""
     return _at_tokens(model, batch, temperature, chunk)[0]
 
@@ -96,6 +96,8 @@ def _at_tokens(model, batch, temperature, chunk):
 
 
 def _masked_logprobs(model, sources, targets, trained, temperature, chunk):
+    # About 300 MB of logits at once, whatever the vocabulary.
+    chunk = chunk or max(512, 2**26 // model.config.vocab_size)
     # Whatever stands in an untrained place, a NaN even, sends nothing back from here.
     sources = jnp.where(trained[:, None], sources, 0.0)
     return token_logprobs(model.logits, sources, targets, temperature, chunk)
