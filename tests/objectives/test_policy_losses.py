@@ -102,12 +102,8 @@ def test_complaint_25_one_token_of_many_leaves_equals_its_copies(objective):
 def test_complaint_22_a_flat_group_sends_no_gradient_without_kl_and_entropy():
     logprobs = jnp.array([-1.0, -2.0])
     weights = TokenWeights(*jnp.array([[0, 0], [0, 0], [0.5, 0.5], [2, 1], [0, 0], [0, 0]], jnp.float32))
-
-    def gradient(objective):
-        return jax.grad(lambda x: tree_policy_loss(x, -x, logprobs - 1, weights, objective, 1.0, logprobs)[0])(logprobs)
-
-    assert gradient(PLAIN).tolist() == [0.0, 0.0]
-    assert gradient(Objective(kl_coef=0.0, entropy_coef=0.5)).tolist() == [0.25, 0.25]
+    slopes = jax.grad(lambda x: tree_policy_loss(x, -x, logprobs - 1, weights, PLAIN, 1.0, logprobs)[0])(logprobs)
+    assert slopes.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
