@@ -232,10 +232,13 @@ class Run:
             )  # fmt: skip
 
         self.sampler.warm_up()
-        return evaluate(engine, self.parts.evaluation_tasks, self.config.evaluation.samples)
+        try:
+            return evaluate(engine, self.parts.evaluation_tasks, self.config.evaluation.samples)
+        finally:
+            self.give_weights()  # drops the cache: what the next step finds in it must not depend on evaluations
 
     def _save(self) -> None:
-        self.checkpoints.save(self.state, self.totals, self.report.success_rate)
+        self.checkpoints.save(self.state, dict(self.totals), self.report.success_rate)
 
     def _time(self, started: float, metrics: dict[str, float]) -> dict[str, float]:
         """Add the step to the run's totals, which live in the checkpoints."""

@@ -53,4 +53,4 @@ def _add_gradients(loss: Loss, params, total, pack: Pack, reference):
 def _apply(optimizer, params, opt_state, total, denominator):
     gradients = jax.tree.map(lambda g: g / denominator, total)
     updates, opt_state = optimizer.update(gradients, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, optax.global_norm(gradients)
+    return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradients)
