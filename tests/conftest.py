@@ -2,25 +2,11 @@
 
 import jax
 import pytest
-from flax import nnx
+from small_models import small_model
 
-from patr.models.config import ModelConfig
 from patr.models.qwen import Qwen
 
 jax.config.update("jax_default_matmul_precision", "highest")
-
-
-def small_config(**overrides) -> ModelConfig:
-    """A Qwen2 of a few thousand parameters."""
-    sizes = dict(vocab_size=61, embed_dim=32, mlp_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
-    return ModelConfig(**(sizes | dict(rope_theta=1e4, max_context=128) | overrides))
-
-
-def small_model(seed: int = 0, **overrides) -> Qwen:
-    """A small Qwen with weights large enough that its distributions are far from uniform."""
-    model = Qwen(small_config(**overrides), rngs=nnx.Rngs(seed))
-    graph, params = nnx.split(model)
-    return nnx.merge(graph, jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params))
 
 
 @pytest.fixture(scope="session", params=["qwen2", "qwen3"])

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_config, small_model
 from flax import nnx
+from small_models import small_config, small_model
 
 from patr.models.attention import CachedRows, CausalRows, KVCache, TreePaths, path_attention
 from patr.models.config import PRESETS, ModelConfig, preset

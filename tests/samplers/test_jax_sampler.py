@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_model
+from small_models import small_model
 
 from patr.models.attention import CausalRows
 from patr.models.qwen import split

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_model
 from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_models import small_model
 from tree_cases import fork, leaf, tree, trees, turn
 
 from patr.batching.buckets import Buckets, Size
