@@ -93,7 +93,7 @@ def entries(pack):
 
 @settings(max_examples=50, deadline=None)
 @given(trees())
-def test_complaint_25_every_sampled_token_is_trained_once_a_leaf_and_no_other(t):
+def test_every_sampled_token_is_trained_once_a_leaf_and_no_other(t):
     expected = collections.Counter(
         (trajectory.ids[: at + 1], float(np.float32(trajectory.logprobs[at])))
         for trajectory in t.trajectories()
@@ -113,7 +113,7 @@ def test_equal_samples_of_two_children_stay_two_entries():
     assert pack.weights.positive[:3].tolist() == [1, 1, 0]
 
 
-def test_complaint_9_the_sampled_end_of_turn_is_trained_and_none_is_invented():
+def test_the_sampled_end_of_turn_is_trained_and_none_is_invented():
     END = 60
     stopped = leaf((0,), turn([5, END], [40]), turn([6, END]), reward=1.0)
     cut = leaf((1,), dataclasses.replace(turn([7, 8]), finish_reason="length"))
@@ -121,7 +121,7 @@ def test_complaint_9_the_sampled_end_of_turn_is_trained_and_none_is_invented():
     assert pack.target[pack.weights.count > 0].tolist() == [5, END, 6, END, 7, 8]
 
 
-def test_complaint_19_failed_and_excluded_leaves_leave_no_trace():
+def test_failed_and_excluded_leaves_leave_no_trace():
     kept = [leaf((0,), turn([5]), reward=1.0), leaf((1,), turn([6, 7]))]
     dropped = [leaf((2,), turn([8]), status=Status.PRUNED), leaf((3,), turn([9]), status=Status.ERROR)]
     with_dropped, without = tree([1, 2], *kept, *dropped, group="best_n"), tree([1, 2], *kept)
@@ -134,7 +134,7 @@ def test_complaint_19_failed_and_excluded_leaves_leave_no_trace():
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_complaint_22_flat_groups_are_counted_and_may_be_skipped(reduction):
+def test_flat_groups_are_counted_and_may_be_skipped(reduction):
     mixed = tree([1], leaf((0,), turn([5]), reward=1.0), leaf((1,), turn([6])), task="mixed")
     flat = tree([1], leaf((0,), turn([5, 6])), leaf((1,), turn([6])), task="flat")
     failed = tree([1], leaf((0,), turn([5]), status=Status.ERROR), task="failed")
@@ -151,7 +151,7 @@ def test_complaint_22_flat_groups_are_counted_and_may_be_skipped(reduction):
     assert nothing.packs == () and nothing.denominator > 0
 
 
-def test_complaint_18_groups_of_one_leaf():
+def test_groups_of_one_leaf():
     lonely = tree([1], leaf((0,), turn([5]), reward=1.0), leaf((1,), turn([6]), status=Status.PRUNED), group="best_n")
     batch = pack_trees([lonely], advantages_of([lonely]), reduction="seq_mean_token_mean", buckets=WIDE)
     weights = batch.packs[0].weights

@@ -16,14 +16,14 @@ def test_hand_values():
     np.testing.assert_allclose(group_advantages([3, 1], eps=0.0), [1 / math.sqrt(2), -1 / math.sqrt(2)], rtol=1e-15)
 
 
-def test_complaint_18_small_groups_are_finite():
+def test_small_groups_are_finite():
     assert group_advantages([]).tolist() == []
     assert group_advantages([0.7]).tolist() == [0.0]
     assert np.isfinite(group_advantages([0.2, 0.9])).all()
     assert np.isfinite(group_advantages([0.2, 0.9, 0.9])).all()
 
 
-def test_complaint_22_flat_groups_give_exact_zeros():
+def test_flat_groups_give_exact_zeros():
     # The mean of three 0.1 is not 0.1 in floating point.
     assert group_advantages([0.1, 0.1, 0.1]).tolist() == [0.0, 0.0, 0.0]
     assert is_flat([]) and is_flat([5.0]) and is_flat([0.1] * 3)

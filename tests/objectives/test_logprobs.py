@@ -32,7 +32,7 @@ def test_equals_the_full_version_with_gradients(temperature, chunk):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), found, expected)
 
 
-def test_complaint_35_entropy_of_the_scaled_distribution():
+def test_entropy_of_the_scaled_distribution():
     uniform = token_logprobs(lambda h: jnp.zeros((len(h), 7)), jnp.zeros((3, 2)), jnp.zeros(3, int))
     np.testing.assert_allclose(uniform[1], np.log(7), rtol=1e-6)
     np.testing.assert_allclose(uniform[0], -np.log(7), rtol=1e-6)
@@ -43,7 +43,7 @@ def test_complaint_35_entropy_of_the_scaled_distribution():
     assert float(entropy[0]) == pytest.approx(-p * np.log(p) - (1 - p) * np.log(1 - p), rel=1e-6)
 
 
-def test_complaint_54_memory_does_not_grow_with_tokens_times_vocabulary():
+def test_memory_does_not_grow_with_tokens_times_vocabulary():
     V, E, chunk = 4096, 8, 32
 
     def scratch_bytes(M):

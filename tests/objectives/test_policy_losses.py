@@ -79,7 +79,7 @@ def test_kl_entropy_and_metrics_hand_values():
 
 
 @pytest.mark.parametrize("objective", [PLAIN, DUAL, Objective(kl_coef=0.1, entropy_coef=0.2, dual_clip=2.0)])
-def test_complaint_25_one_token_of_many_leaves_equals_its_copies(objective):
+def test_one_token_of_many_leaves_equals_its_copies(objective):
     rng = np.random.default_rng(0)
     advantages, shares = rng.normal(size=6), rng.uniform(0.1, 1.0, size=6)
     advantages[2] = 0.0
@@ -99,7 +99,7 @@ def test_complaint_25_one_token_of_many_leaves_equals_its_copies(objective):
             assert float(a) == pytest.approx(float(b), rel=2e-6, abs=2e-6)
 
 
-def test_complaint_22_a_flat_group_sends_no_gradient_without_kl_and_entropy():
+def test_a_flat_group_sends_no_gradient_without_kl_and_entropy():
     logprobs = jnp.array([-1.0, -2.0])
     weights = TokenWeights(*jnp.array([[0, 0], [0, 0], [0.5, 0.5], [2, 1], [0, 0], [0, 0]], jnp.float32))
     slopes = jax.grad(lambda x: tree_policy_loss(x, -x, logprobs - 1, weights, PLAIN, 1.0, logprobs)[0])(logprobs)
@@ -107,7 +107,7 @@ def test_complaint_22_a_flat_group_sends_no_gradient_without_kl_and_entropy():
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_complaint_13_nothing_leaks_from_untrained_places(poison):
+def test_nothing_leaks_from_untrained_places(poison):
     objective = Objective(kl_coef=0.1, entropy_coef=0.1)
 
     def loss(x, advantages, shares):
