@@ -37,10 +37,18 @@ class EnvCalls:
         if self._slots is None:
             return call(*args)
         async with self._slots:
-            return await asyncio.wait_for(_in_thread(call, args, undo), self._timeout)
+            answer = _in_thread(call, args, undo)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(answer), self._timeout)
+            except (asyncio.CancelledError, TimeoutError):
+                # A call still running sees the cancellation and undoes its own result. One that
+                # answered just before the caller gave up has to be undone here.
+                if not answer.cancel() and undo and answer.exception() is None:
+                    undo(answer.result())
+                raise
 
 
-def _in_thread(call: Callable, args: tuple, undo: Callable[[Any], None] | None) -> asyncio.Future:
+def _in_thread(call: Callable, args: tuple, undo: Callable[[Any], None] | None) -> concurrent.futures.Future:
     answer = concurrent.futures.Future()
 
     def work():
@@ -57,4 +65,4 @@ def _in_thread(call: Callable, args: tuple, undo: Callable[[Any], None] | None) 
 
     # Not a pool: a hung call would keep its worker, and would be waited for at exit.
     threading.Thread(target=work, daemon=True).start()
-    return asyncio.wrap_future(answer)
+    return answer

@@ -13,6 +13,7 @@ from patr.records import tree_to_json
 from patr.rollouts import Flat, Patr, TreeRandom
 from patr.rollouts.base import Limits
 from patr.rollouts.engine import Engine
+from patr.rollouts.waiting import EnvCalls
 from patr.samplers.base import SamplerError
 from patr.samplers.queueing import RequestQueue
 from patr.seeds import seed_for
@@ -378,7 +379,28 @@ def test_cancelled_run_closes_every_environment():
 
     asyncio.run(cancel_midway())
     assert fleet.made
+    # A call that was running in its thread closes what it made once it returns.
+    deadline = time.monotonic() + 10
+    while not fleet.all_closed() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert fleet.all_closed()
+
+
+def test_an_answer_the_caller_no_longer_waits_for_is_undone():
+    undone = []
+
+    async def give_up_at_the_moment_of_the_answer():
+        calls, answered = EnvCalls(1, None), threading.Event()
+        waiting = asyncio.create_task(calls(lambda: answered.set() or "made", undo=undone.append))
+        await asyncio.sleep(0)
+        answered.wait()
+        time.sleep(0.05)  # the answer is in, but the event loop has not handed it over
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(give_up_at_the_moment_of_the_answer())
+    assert undone == ["made"]
 
 
 def test_sampler_that_overruns_is_refused():
