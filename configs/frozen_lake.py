@@ -84,15 +84,13 @@ def _base() -> ConfigDict:
 
     config.packing = ConfigDict()
     config.packing.row_length = 32
-    # (rows, longest path, trained tokens) of the packs, cheapest first.
+    # (rows, attention tiles, trained tokens) of the packs, cheapest first.
     config.packing.sizes = (
-        (32, 320, 256),
-        (96, 320, 768),
-        (32, 704, 256),
-        (96, 704, 768),
-        (192, 704, 1024),
-        (64, 1408, 256),
-        (352, 1408, 1024),
+        (32, 64, 256),
+        (64, 160, 512),
+        (128, 384, 1024),
+        (192, 640, 1024),
+        (352, 2560, 1024),
     )
 
     config.objective = ConfigDict()
@@ -159,7 +157,7 @@ def _smoke(config: ConfigDict) -> None:
     config.jax_sampler.batches = (24,)
     config.jax_sampler.prefills = (64,)
     config.jax_sampler.contexts = (704,)
-    config.packing.sizes = ((64, 704, 256), (192, 704, 512))
+    config.packing.sizes = ((64, 160, 256), (192, 640, 512))
 
 
 VARIANTS = {"smoke": _smoke, "tiny": _tiny}

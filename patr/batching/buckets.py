@@ -9,14 +9,14 @@ class Size:
     """What a pack offers or a tree needs. Sizes put side by side in one pack add up."""
 
     rows: int  # B
-    path: int  # P, tokens on the longest root path
+    tiles: int  # N, of attention
     trained: int  # M, entries
 
     def __add__(self, other: "Size") -> "Size":
-        return Size(self.rows + other.rows, max(self.path, other.path), self.trained + other.trained)
+        return Size(self.rows + other.rows, self.tiles + other.tiles, self.trained + other.trained)
 
     def fits(self, offered: "Size") -> bool:
-        return self.rows <= offered.rows and self.path <= offered.path and self.trained <= offered.trained
+        return self.rows <= offered.rows and self.tiles <= offered.tiles and self.trained <= offered.trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Buckets:
 def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> list[list[int]]:
     """Put things into packs, largest first, each into the first pack with room: the members of each pack, by index.
 
-    A thing only joins a pack of its own path length: attention costs rows times path, so one long path must not make
-    every short one as dear. The same needs in the same order give the same packs. Raises ValueError naming what no
+    The same needs in the same order give the same packs. Raises ValueError naming what no
     bucket can hold.
     """
     packs: list[tuple[Size, list[int]]] = []
@@ -53,8 +52,7 @@ def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> 
                 f"{', '.join(map(str, buckets.sizes))}; add a larger one, or limit turns and tokens of a rollout"
             )
         for at, (held, members) in enumerate(packs):
-            joined = buckets.smallest(held + needs[i])
-            if joined and joined.path == buckets.smallest(needs[i]).path == buckets.smallest(held).path:
+            if buckets.smallest(held + needs[i]):
                 packs[at] = held + needs[i], [*members, i]
                 break
         else:

@@ -3,16 +3,16 @@
 A tree is cut where it forks. Each piece is a segment, the tokens that exactly the same leaves hold, laid into rows of
 T tokens of its own. For a prompt `p q`, a branch `a b c d e` and its children `x y` and `z`, with T = 4:
 
-    row   tokens     positions   path (packed index of each token from the root)
-    0     p q . .    0 1 . .     0 1
-    1     a b c d    2 3 4 5     0 1 4 5 6 7 8
-    2     e . . .    6 . . .     0 1 4 5 6 7 8
-    3     x y . .    7 8 . .     0 1 4 5 6 7 8 12 13
-    4     z . . .    7 . . .     0 1 4 5 6 7 8 16
+    row   tokens     positions   sees rows
+    0     p q . .    0 1 . .     0
+    1     a b c d    2 3 4 5     0 1
+    2     e . . .    6 . . .     0 1 2
+    3     x y . .    7 8 . .     0 1 2 3
+    4     z . . .    7 . . .     0 1 2 4
 
-The packed index of row r, column c is r * T + c. A token sees its path up to its own position. Whatever is trained is
-an entry: `source`, where the prediction is made, and `target`, the sampled token. Here `e` (8) is the source of two
-entries, x and z. All a loss must know of the leaves that share an entry are its `TokenWeights`.
+A token sees what stands in these rows up to its own position. The packed index of row r, column c is r * T + c.
+Whatever is trained is an entry: `source`, where the prediction is made, and `target`, the sampled token. Here `e` (8)
+is the source of two entries, x and z. All a loss must know of the leaves that share an entry are its `TokenWeights`.
 """
 
 import dataclasses
@@ -22,19 +22,23 @@ import jax
 import numpy as np
 
 from patr.batching.buckets import Buckets, Size, first_fit
+from patr.models.attention import NOWHERE
 from patr.objectives.policy_losses import TokenWeights
 from patr.objectives.reductions import group_shares
 from patr.types import Branch, Path, Tree, Turn
+
+TILE_KEYS = 4  # rows of keys a tile of attention brings together
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pack:
-    """One micro-batch of whole trees in a fixed shape. Padding holds zeros: valid indices of weight 0."""
+    """One micro-batch of whole trees in a fixed shape. Padding holds zeros, where nothing else is said."""
 
     tokens: np.ndarray  # int32 [B, T]
-    positions: np.ndarray  # int32 [B, T] along the root path
-    path: np.ndarray  # int32 [B, P] packed index of the root-path token at each position
+    positions: np.ndarray  # int32 [B, T] along the root path; NOWHERE where there is no token
+    tile_query: np.ndarray  # int32 [N] a row of queries ...
+    tile_keys: np.ndarray  # int32 [N, TILE_KEYS] ... and rows that it sees; row B is none
     source: np.ndarray  # int32 [M] packed index of the token that predicts
     target: np.ndarray  # int32 [M] the sampled token
     old_logprobs: np.ndarray  # float32 [M] of the targets, when they were sampled
@@ -179,12 +183,14 @@ def _chains(tree: Tree, leaves: list[Branch], leaf_weights: np.ndarray) -> list[
 
 
 def _size(segments: list[_Segment], row_length: int) -> Size:
-    ends = {None: 0}
+    tiles, ends = 0, {None: 0}  # rows from the root to the end of each segment
     for segment in segments:
-        ends[segment.path] = ends[segment.parent] + len(segment.ids)
+        start = ends[segment.parent]
+        end = ends[segment.path] = start + _rows(segment, row_length)
+        tiles += sum(-(-seen // TILE_KEYS) for seen in range(start + 1, end + 1))
     return Size(
         rows=sum(_rows(segment, row_length) for segment in segments),
-        path=max(ends.values()),
+        tiles=tiles,
         trained=sum(sum(segment.mask) for segment in segments),
     )
 
@@ -197,35 +203,40 @@ def _pack(groups: list[_Group], buckets: Buckets, skipped_denominator: float) ->
     """Lay groups one after another into the smallest bucket that holds them."""
     size = buckets.smallest(sum((group.size for group in groups), start=Size(0, 0, 0)))
     T = buckets.row_length
-    tokens, positions = np.zeros((2, size.rows * T), np.int32)
-    path = np.zeros((size.rows, size.path), np.int32)
+    tokens, positions = np.zeros(size.rows * T, np.int32), np.full(size.rows * T, NOWHERE, np.int32)
+    tile_query, tile_keys = np.full(size.tiles, size.rows, np.int32), np.full((size.tiles, TILE_KEYS), size.rows, np.int32)
     source, target = np.zeros((2, size.trained), np.int32)
     old_logprobs = np.zeros(size.trained, np.float32)
     weights = np.zeros((len(dataclasses.fields(TokenWeights)), size.trained), np.float32)
 
-    row = entry = 0
+    row = tile = entry = 0
     for group in groups:
-        root_paths = {None: np.zeros(0, np.int32)}  # packed indices from the root to the end of each segment
+        ends = {None: ([], -1)}  # where each segment ends: the rows from the root, the packed index of its last token
         for segment in group.segments:
-            before = root_paths[segment.parent]
+            seen, last = ends[segment.parent]
             own = row * T + np.arange(len(segment.ids), dtype=np.int32)
-            root_path = root_paths[segment.path] = np.concatenate([before, own])
             tokens[own] = segment.ids
-            positions[own] = len(before) + np.arange(len(own))
-            rows = _rows(segment, T)
-            path[row : row + rows, : len(root_path)] = root_path
+            positions[own] = np.arange(len(own)) + (positions[last] + 1 if last >= 0 else 0)
+            for query in range(row, row + _rows(segment, T)):
+                seen = [*seen, query]
+                for start in range(0, len(seen), TILE_KEYS):
+                    keys = seen[start : start + TILE_KEYS]
+                    tile_query[tile], tile_keys[tile, : len(keys)] = query, keys
+                    tile += 1
+            ends[segment.path] = seen, own[-1] if len(own) else last
 
             sampled = np.flatnonzero(segment.mask)
             at = slice(entry, entry + len(sampled))
-            source[at] = root_path[len(before) + sampled - 1]
+            source[at] = np.concatenate([[last], own])[sampled]
             target[at] = tokens[own[sampled]]
             old_logprobs[at] = np.asarray(segment.logprobs)[sampled]
             weights[:, at] = segment.weights[:, None]
-            row, entry = row + rows, entry + len(sampled)
+            row, entry = row + _rows(segment, T), entry + len(sampled)
     return Pack(
         tokens=tokens.reshape(size.rows, T),
         positions=positions.reshape(size.rows, T),
-        path=path,
+        tile_query=tile_query,
+        tile_keys=tile_keys,
         source=source,
         target=target,
         old_logprobs=old_logprobs,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from patr.batching.flat import FlatBatch
 from patr.batching.tree import Pack
-from patr.models.attention import CausalRows, TreePaths
+from patr.models.attention import CausalRows, TreeRows
 from patr.models.qwen import Qwen
 from patr.objectives.logprobs import token_logprobs
 from patr.objectives.metrics import Mean, Metrics
@@ -80,7 +80,7 @@ def flat_logprobs(model: Qwen, batch: FlatBatch, temperature: float, *, chunk: i
 
 
 def _at_entries(model, pack, temperature, chunk):
-    hidden = model(pack.tokens, pack.positions, TreePaths(pack.path, pack.positions))
+    hidden = model(pack.tokens, pack.positions, TreeRows(pack.positions, pack.tile_query, pack.tile_keys))
     sources = hidden.reshape(-1, hidden.shape[-1])[pack.source]
     return _masked_logprobs(model, sources, pack.target, pack.weights.count > 0, temperature, chunk)
 

@@ -4,13 +4,13 @@ import pytest
 
 from patr.batching.buckets import Buckets, Size, first_fit
 
-BUCKETS = Buckets(row_length=4, sizes=(Size(4, 8, 10), Size(8, 8, 20), Size(8, 32, 20)))
+BUCKETS = Buckets(row_length=4, sizes=(Size(4, 12, 10), Size(8, 24, 20), Size(8, 64, 20)))
 
 
 def test_the_first_size_that_fits_is_taken():
-    assert BUCKETS.smallest(Size(4, 8, 10)) == Size(4, 8, 10)
-    assert BUCKETS.smallest(Size(4, 8, 11)) == Size(8, 8, 20)
-    assert BUCKETS.smallest(Size(1, 9, 1)) == Size(8, 32, 20)
+    assert BUCKETS.smallest(Size(4, 12, 10)) == Size(4, 12, 10)
+    assert BUCKETS.smallest(Size(4, 8, 11)) == Size(8, 24, 20)
+    assert BUCKETS.smallest(Size(1, 25, 1)) == Size(8, 64, 20)
     assert BUCKETS.smallest(Size(9, 1, 1)) is None
 
 
@@ -23,7 +23,7 @@ def test_first_fit_by_decreasing_size():
 
 
 def test_what_fits_nowhere_is_named_with_its_sizes():
-    with pytest.raises(ValueError, match=r"task big needs Size\(rows=9, path=3, trained=2\).*add a larger one"):
+    with pytest.raises(ValueError, match=r"task big needs Size\(rows=9, tiles=3, trained=2\).*add a larger one"):
         first_fit([Size(1, 1, 1), Size(9, 3, 2)], ["task small", "task big"], BUCKETS)
 
 

@@ -10,11 +10,12 @@ from tree_cases import fork, leaf, tree, trees, turn
 
 from patr.batching.buckets import Buckets, Size
 from patr.batching.tree import pack_trees
+from patr.models.attention import NOWHERE
 from patr.objectives.advantages import group_advantages
 from patr.objectives.reductions import REDUCTIONS
 from patr.types import Status
 
-WIDE = Buckets(row_length=4, sizes=(Size(64, 48, 160),))
+WIDE = Buckets(row_length=4, sizes=(Size(64, 256, 160),))
 
 # The tree of the module's docstring, and a failed child that must leave no trace. Mask of `a b c d e`: 1 1 0 1 0.
 DRAWN = tree(
@@ -31,18 +32,19 @@ def advantages_of(batch_of_trees):
 
 
 def test_layout_of_a_drawn_tree():
-    buckets = Buckets(row_length=4, sizes=(Size(6, 10, 8),))
+    buckets = Buckets(row_length=4, sizes=(Size(6, 6, 8),))
     batch = pack_trees([DRAWN], [[3.0, -2.0]], reduction="seq_mean_token_sum", buckets=buckets)
     (pack,) = batch.packs
+    X = NOWHERE
     assert pack.tokens.tolist() == [
         [1, 2, 0, 0], [11, 12, 13, 14], [15, 0, 0, 0], [21, 22, 0, 0], [23, 0, 0, 0], [0, 0, 0, 0],
     ]  # fmt: skip
     assert pack.positions.tolist() == [
-        [0, 1, 0, 0], [2, 3, 4, 5], [6, 0, 0, 0], [7, 8, 0, 0], [7, 0, 0, 0], [0, 0, 0, 0],
+        [0, 1, X, X], [2, 3, 4, 5], [6, X, X, X], [7, 8, X, X], [7, X, X, X], [X, X, X, X],
     ]  # fmt: skip
-    branch = [0, 1, 4, 5, 6, 7, 8]
-    assert pack.path.tolist() == [
-        [0, 1] + [0] * 8, branch + [0] * 3, branch + [0] * 3, [*branch, 12, 13, 0], [*branch, 16, 0, 0], [0] * 10,
+    assert pack.tile_query.tolist() == [0, 1, 2, 3, 4, 6]
+    assert pack.tile_keys.tolist() == [
+        [0, 6, 6, 6], [0, 1, 6, 6], [0, 1, 2, 6], [0, 1, 2, 3], [0, 1, 2, 4], [6, 6, 6, 6],
     ]  # fmt: skip
     # a, b, d of the branch; x and z both from e; y from x; then padding.
     assert pack.source.tolist() == [1, 4, 6, 8, 12, 8, 0, 0]
@@ -61,13 +63,13 @@ def test_layout_of_a_drawn_tree():
 
 
 def test_layout_of_the_same_tree_written_out():
-    buckets = Buckets(row_length=4, sizes=(Size(5, 9, 9),))
+    buckets = Buckets(row_length=4, sizes=(Size(5, 5, 9),))
     batch = pack_trees([DRAWN], [[3.0, -2.0]], reduction="seq_mean_token_sum", buckets=buckets, share_prefixes=False)
     (pack,) = batch.packs
     assert pack.tokens.tolist() == [
         [1, 2, 11, 12], [13, 14, 15, 21], [22, 0, 0, 0], [1, 2, 11, 12], [13, 14, 15, 23],
     ]  # fmt: skip
-    assert pack.path[2].tolist() == list(range(9)) and pack.path[4].tolist() == [*range(12, 20), 0]
+    assert pack.tile_keys.tolist() == [[0, 5, 5, 5], [0, 1, 5, 5], [0, 1, 2, 5], [3, 5, 5, 5], [3, 4, 5, 5]]
     assert pack.source.tolist() == [1, 2, 4, 6, 7, 13, 14, 16, 18]
     assert pack.target.tolist() == [11, 12, 14, 21, 22, 11, 12, 14, 23]
     assert pack.weights.positive.tolist() == [1.5] * 5 + [0] * 4
@@ -83,7 +85,9 @@ def entries(pack):
     for source, target, logprob, count in zip(
         pack.source, pack.target, pack.old_logprobs, pack.weights.count, strict=True
     ):
-        root_path = pack.path[source // T, : positions[source] + 1]
+        rows = pack.tile_keys[pack.tile_query == source // T].reshape(-1)
+        seen = (rows[rows < len(pack.tokens), None] * T + np.arange(T)).reshape(-1)
+        root_path = seen[positions[seen] <= positions[source]]
         if count:
             assert root_path[-1] == source
             assert positions[root_path].tolist() == list(range(len(root_path)))
@@ -163,7 +167,7 @@ def test_trees_are_never_split_and_the_largest_come_first():
     def chain(task, tokens):
         return tree([1], leaf((0,), turn([2] * tokens)), task=task)
 
-    small, large = Size(3, 16, 16), Size(5, 16, 16)
+    small, large = Size(3, 3, 16), Size(5, 5, 16)
     batch = pack_trees(
         [chain("a", 3), chain("b", 7), chain("c", 8)],  # 2, 3 and 3 rows, the prompt's included
         None,
@@ -172,8 +176,8 @@ def test_trees_are_never_split_and_the_largest_come_first():
     )
     assert [pack.tokens.shape for pack in batch.packs] == [(5, 4), (3, 4)]
     assert [int(pack.denominator) for pack in batch.packs] == [11, 7]
-    with pytest.raises(ValueError, match=r"task long needs Size\(rows=5, path=17, trained=16\) in rows of 4 tokens"):
-        pack_trees([chain("long", 16)], None, reduction="token_mean", buckets=Buckets(4, (small, large)))
+    with pytest.raises(ValueError, match=r"task long needs Size\(rows=6, tiles=8, trained=17\) in rows of 4 tokens"):
+        pack_trees([chain("long", 17)], None, reduction="token_mean", buckets=Buckets(4, (small, large)))
 
 
 @pytest.mark.parametrize("advantages", [[1.0], [1.0, 2.0, 3.0], [1.0, float("nan")]])

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from small_models import small_config, small_model
 
-from patr.models.attention import CachedRows, CausalRows, KVCache, TreePaths, path_attention
+from patr.models.attention import NOWHERE, CachedRows, CausalRows, KVCache, TreeRows, path_attention
 from patr.models.config import PRESETS, ModelConfig, preset
 from patr.models.layers import rotary, rotate
 from patr.models.qwen import Qwen
@@ -93,17 +93,18 @@ def test_forked_cache_rows_go_separate_ways(policy):
     np.testing.assert_allclose(logits[1], rows_logits(policy, prefix + right)[4:], **FLOAT32)
 
 
-def test_tree_paths_equal_whole_rows(policy):
+def test_tree_rows_equal_whole_rows(policy):
     """Segments a, b under a, c under a, packed in rows of 4, read like the trajectories ab and ac."""
     a, b, c = [5, 6, 7, 8, 9], [10, 11, 12], [20, 21]
     tokens = np.zeros((4, 4), np.int32)
-    positions = np.zeros((4, 4), np.int32)
+    positions = np.full((4, 4), NOWHERE, np.int32)
     tokens[0], tokens[1, :1], tokens[2, :3], tokens[3, :2] = a[:4], a[4:], b, c
     positions[0], positions[1, :1], positions[2, :3], positions[3, :2] = range(4), [4], range(5, 8), range(5, 7)
-    path = np.zeros((4, 8), np.int32)
-    path[:, :5] = range(5)
-    path[2, 5:8], path[3, 5:7] = [8, 9, 10], [12, 13]
-    logits = np.asarray(policy.logits(policy(tokens, positions, TreePaths(jnp.asarray(path), jnp.asarray(positions)))))
+    # Two rows of keys a tile. Rows 2 and 3 take two tiles each, and the last tile is padding.
+    tile_query = np.array([0, 1, 2, 2, 3, 3, 4])
+    tile_keys = np.array([[0, 4], [0, 1], [0, 1], [2, 4], [0, 1], [3, 4], [4, 4]])
+    attend = TreeRows(*map(jnp.asarray, (positions, tile_query, tile_keys)))
+    logits = np.asarray(policy.logits(policy(tokens, positions, attend)))
     np.testing.assert_allclose(logits[2, :3], rows_logits(policy, a + b)[5:], **FLOAT32)
     np.testing.assert_allclose(logits[3, :2], rows_logits(policy, a + c)[5:], **FLOAT32)
     np.testing.assert_allclose(logits[1, 0], rows_logits(policy, a)[4], **FLOAT32)

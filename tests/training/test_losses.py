@@ -24,7 +24,7 @@ from patr.objectives.reductions import REDUCTIONS
 from patr.training.losses import flat_logprobs, flat_loss, imitation_loss, pack_logprobs, tree_loss
 
 LENGTH = 41  # the longest path `trees` draws
-BUCKETS = Buckets(row_length=4, sizes=(Size(66, LENGTH, 168),))  # holds any of its trees; two or three small ones too
+BUCKETS = Buckets(row_length=4, sizes=(Size(66, 264, 168),))  # holds any of its trees; two or three small ones too
 EVERYTHING = Objective(clip_low=0.2, clip_high=0.28, dual_clip=2.0, kl_coef=0.3, entropy_coef=0.2)
 TEMPERATURE = 0.7
 
@@ -171,8 +171,8 @@ def test_and_35_sampled_tokens_count_whatever_their_id_and_no_others_do():
         "clip_high": 0.0,
     }
     for metrics, _ in (on_leaves([t], "token_mean"), on_trees([t], "token_mean")):
-        # Log-probs good to 1e-6 enter through exp.
-        assert metrics == pytest.approx(expected, rel=1e-5)
+        # Log-probs good to 1e-6 enter through exp; the loss is a difference of terms near 1.
+        assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
