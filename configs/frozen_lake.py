@@ -118,9 +118,10 @@ def _base() -> ConfigDict:
 
     # The tiny policy starts from nothing; it first imitates noisy shortest paths.
     config.warm_start = ConfigDict()
-    config.warm_start.steps = 300
+    config.warm_start.steps = 400
     config.warm_start.episodes_per_step = 8
-    config.warm_start.noise = 0.3
+    config.warm_start.noise = 0.1
+    config.warm_start.ramp = 0.7  # small maps first, all of them after this share of the steps
     config.warm_start.optimizer = ConfigDict()
     config.warm_start.optimizer.learning_rate = 2e-3
     config.warm_start.optimizer.warmup_steps = 20

@@ -204,7 +204,8 @@ def _pack(groups: list[_Group], buckets: Buckets, skipped_denominator: float) ->
     size = buckets.smallest(sum((group.size for group in groups), start=Size(0, 0, 0)))
     T = buckets.row_length
     tokens, positions = np.zeros(size.rows * T, np.int32), np.full(size.rows * T, NOWHERE, np.int32)
-    tile_query, tile_keys = np.full(size.tiles, size.rows, np.int32), np.full((size.tiles, TILE_KEYS), size.rows, np.int32)
+    tile_query = np.full(size.tiles, size.rows, np.int32)
+    tile_keys = np.full((size.tiles, TILE_KEYS), size.rows, np.int32)
     source, target = np.zeros((2, size.trained), np.int32)
     old_logprobs = np.zeros(size.trained, np.float32)
     weights = np.zeros((len(dataclasses.fields(TokenWeights)), size.trained), np.float32)

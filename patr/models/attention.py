@@ -11,7 +11,6 @@ import chex
 import jax
 import jax.numpy as jnp
 
-
 NOWHERE = 2**30  # the position of padding: no token sees it
 _HIDDEN = -1e30
 

@@ -7,16 +7,20 @@ from flax import nnx
 from patr.models.config import ModelConfig
 
 
-def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
-    """One declaration of a weight: its shape, its logical axes (for sharding) and its initialisation."""
-    return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32), axes=axes)
+def parameter(rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, fan_in: int) -> nnx.Param:
+    """One declaration of a weight: its shape, its logical axes (for sharding) and its initialisation.
+
+    Normal with variance 1 / fan_in. The usual deviation of 0.02 is meant for wide models: a narrow one then starts
+    with attention so flat that a small policy trained from nothing learns nothing of the grid.
+    """
+    return nnx.Param(nnx.initializers.normal(fan_in**-0.5)(rngs.params(), shape, jnp.float32), axes=axes)
 
 
 class Linear(nnx.Module):
     """y = x @ kernel (+ bias)."""
 
     def __init__(self, config: ModelConfig, inputs: int, outputs: int, axes: tuple[str, str], *, bias=False, rngs):
-        self.kernel = parameter(rngs, (inputs, outputs), axes)
+        self.kernel = parameter(rngs, (inputs, outputs), axes, fan_in=inputs)
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32), axes=axes[1:]) if bias else None
         self.dtype = config.dtype
 

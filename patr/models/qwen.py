@@ -23,10 +23,10 @@ class Qwen(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         table = (config.vocab_size, config.embed_dim), ("vocab", "embed")
-        self.embedding = parameter(rngs, *table)
+        self.embedding = parameter(rngs, *table, fan_in=config.embed_dim)
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.embed_dim, config.norm_eps)
-        self.head = None if config.tie_embeddings else parameter(rngs, *table)
+        self.head = None if config.tie_embeddings else parameter(rngs, *table, fan_in=config.embed_dim)
 
     def __call__(self, tokens: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
         """Hidden states [B, T, E] of tokens [B, T] at root-path positions [B, T].

@@ -27,7 +27,7 @@ from patr.scorers.grid import GridProgress
 from patr.seeds import seed_for
 from patr.text.chat import Chat
 from patr.text.tokenizer import Tokenizer, train_tokenizer
-from patr.training.imitation import Demonstrator
+from patr.training.imitation import Demonstrator, Lessons
 from patr.training.optimizer import OptimizerConfig
 from patr.types import Task
 
@@ -55,6 +55,7 @@ class Parts:
     shapes: SamplerShapes
     buckets: Buckets
     tasks: list[Task]
+    lessons: Lessons
     evaluation_tasks: list[Task]
 
 
@@ -97,6 +98,7 @@ def build(config: ConfigDict) -> Parts:
         shapes=SamplerShapes(**config.jax_sampler),
         buckets=Buckets(config.packing.row_length, tuple(Size(*size) for size in config.packing.sizes)),
         tasks=tasks,
+        lessons=Lessons(sorted(tasks, key=lambda task: task.data["size"]), config.warm_start.ramp),
         evaluation_tasks=evaluation_tasks[: evaluation.tasks],
     )
 

@@ -1,4 +1,4 @@
-"""Warm start of a policy that starts from nothing: imitation of noisy shortest paths.
+"""Warm start of a policy that starts from nothing: imitation of shortest paths, easy tasks first.
 
 Real runs start from pretrained weights and have no use for this.
 """
@@ -11,6 +11,30 @@ from patr.rollouts.base import Limits
 from patr.seeds import generator_for
 from patr.text.chat import Chat
 from patr.types import Branch, Status, Task, Tree, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Lessons:
+    """Tasks from easy to hard, and when which are taught.
+
+    The first lesson draws from the easiest FIRST of them; the share grows evenly until all are in after `ramp` of the
+    lessons. ramp=0 teaches everything from the start. Raises ValueError for a ramp outside [0, 1].
+    """
+
+    tasks: Sequence[Task]
+    ramp: float
+
+    FIRST = 0.15
+
+    def __post_init__(self):
+        if not 0 <= self.ramp <= 1:
+            raise ValueError(f"warm_start.ramp={self.ramp}: expected a share of the lessons, 0 to 1")
+
+    def draw(self, seed: int, lesson: int, lessons: int, count: int) -> list[Task]:
+        """`count` tasks, with replacement, for one of `lessons`."""
+        passed = 1.0 if not self.ramp else min(1.0, lesson / (self.ramp * lessons))
+        taught = max(1, round(len(self.tasks) * (self.FIRST + (1 - self.FIRST) * passed)))
+        return [self.tasks[i] for i in generator_for(seed, "lesson", lesson).integers(taught, size=count)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +53,7 @@ class Demonstrator:
 
     def __post_init__(self):
         if not 0 <= self.noise <= 1:
-            raise ValueError(f"warm_start: noise={self.noise}: expected a probability")
+            raise ValueError(f"warm_start.noise={self.noise}: expected a probability")
 
     def demonstrate(self, task: Task, seed: int, index: int) -> Tree:
         """One episode as a tree of one branch. seed and index address its randomness."""

@@ -118,7 +118,7 @@ class Run:
         with Progress("warm start", settings.steps) as progress:
             for step in range(settings.steps):
                 count = settings.episodes_per_step
-                tasks = self._draw_tasks("warm_start", step, count)
+                tasks = self.parts.lessons.draw(self.config.seed, step, settings.steps, count)
                 trees = [
                     demonstrator.demonstrate(task, self.config.seed, step * count + i) for i, task in enumerate(tasks)
                 ]
