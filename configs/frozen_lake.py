@@ -76,10 +76,11 @@ def _base() -> ConfigDict:
 
     config.sampler = "jax"
     config.jax_sampler = ConfigDict()
-    config.jax_sampler.rows = 128
+    config.jax_sampler.blocks = 4096
+    config.jax_sampler.block_size = 32
+    config.jax_sampler.prefills = ((16, 48), (64, 256), (128, 640))  # blocks, attention tiles
     config.jax_sampler.batches = (16, 64)
-    config.jax_sampler.prefills = (32, 128)
-    config.jax_sampler.contexts = (320, 704, 1408)
+    config.jax_sampler.contexts = (384, 768, 1408)
     config.jax_sampler.max_new_tokens = 8
 
     config.packing = ConfigDict()
@@ -154,9 +155,9 @@ def _smoke(config: ConfigDict) -> None:
     config.warm_start.episodes_per_step = 4
     config.evaluation.tasks = 6
     config.evaluation.samples = 2
-    config.jax_sampler.rows = 48
+    config.jax_sampler.blocks = 1024
+    config.jax_sampler.prefills = ((64, 256),)
     config.jax_sampler.batches = (24,)
-    config.jax_sampler.prefills = (64,)
     config.jax_sampler.contexts = (704,)
     config.packing.sizes = ((64, 160, 256), (192, 640, 512))
 

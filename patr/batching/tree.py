@@ -22,12 +22,10 @@ import jax
 import numpy as np
 
 from patr.batching.buckets import Buckets, Size, first_fit
-from patr.models.attention import NOWHERE
+from patr.models.attention import NOWHERE, TILE_KEYS
 from patr.objectives.policy_losses import TokenWeights
 from patr.objectives.reductions import group_shares
 from patr.types import Branch, Path, Tree, Turn
-
-TILE_KEYS = 4  # rows of keys a tile of attention brings together
 
 
 @jax.tree_util.register_dataclass

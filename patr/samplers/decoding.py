@@ -1,65 +1,47 @@
-"""The sampler's three compiled functions: prefill, fork and decode over a pool of rows.
+"""The sampler's two compiled functions over a pool of cache blocks: prefill and decode.
 
-All shapes are fixed by the caller; what varies between calls (which rows, how
-many tokens) is data. Row numbers outside the pool mark padding: what they would
-write is dropped.
+All shapes are fixed by the caller; what varies between calls (which blocks, how many tokens) is data. Block numbers
+outside the pool mark padding: what they would write is dropped.
 """
-
-import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from patr.models.attention import CachedRows, KVCache
+from patr.models.attention import NOWHERE
+from patr.models.cache import CachedRows, KVCache, PagedRows
 from patr.models.qwen import Qwen
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """What the sampler remembers of every row: its cache and the logits after its last prompt token."""
+def prefill(
+    model: Qwen, pool: KVCache, blocks, sources, starts, tokens, begins, ends, tile_query, tile_blocks, tile_starts
+) -> tuple[KVCache, jax.Array]:
+    """Compute new tokens, each row one block: columns begins [R] to ends [R] of tokens [R, S].
 
-    cache: KVCache  # [R, K, P, D] per layer
-    logits: jax.Array  # [R, V] float32
-
-    @classmethod
-    def empty(cls, config, rows: int, length: int) -> "Pool":
-        return cls(KVCache.empty(config, rows, length), jnp.zeros((rows, config.vocab_size), jnp.float32))
-
-
-def prefill(model: Qwen, pool: Pool, rows, tokens, starts, counts, *, length: int) -> Pool:
-    """Append counts [B] of tokens [B, T] to rows [B], which hold starts [B] tokens already.
-
-    length: static bound on starts + counts; only that much of a row is read.
+    starts [R]: the position of each row's column 0. The other arguments are those of `PagedRows`.
+    Returns the pool and the hidden state [R, E] of each row's last new token.
     """
-    offsets = jnp.arange(tokens.shape[1])
-    positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, length)
-    attend = CachedRows(pool.cache.take(rows, length), positions)
+    columns = jnp.arange(tokens.shape[1])
+    new = (begins[:, None] <= columns) & (columns < ends[:, None])
+    positions = jnp.where(new, starts[:, None] + columns, NOWHERE)
+    attend = PagedRows(pool, blocks, sources, positions, tile_query, tile_blocks, tile_starts)
     hidden = model(tokens, positions, attend)
-    last = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return Pool(
-        cache=_write_back(pool.cache, rows, attend.cache, positions, length),
-        logits=pool.logits.at[rows].set(model.logits(last), mode="drop"),
-    )
+    last = jnp.maximum(ends - 1, 0)[:, None, None]
+    return attend.pool, jnp.take_along_axis(hidden, last, axis=1)[:, 0]
 
 
-def fork(pool: Pool, sources, rows, *, length: int) -> Pool:
-    """Copy the first `length` positions of rows `sources` [B] to `rows` [B]."""
-    return Pool(
-        cache=pool.cache.put(rows, pool.cache.take(sources, length)),
-        logits=pool.logits.at[rows].set(pool.logits[sources], mode="drop"),
-    )
-
-
-def decode(model: Qwen, pool: Pool, rows, starts, seeds, temperatures, budgets, stop_ids, *, length: int, steps: int):
+def decode(
+    model: Qwen, pool: KVCache, ends, reads, tables, lengths, seeds, temperatures, budgets, stop_ids, *, steps: int
+):
     """Sample until a stop id or the budget, every row on its own.
 
-    starts [B] tokens held; seeds [B, 2] uint32; temperatures [B]; budgets [B] in
-    1..steps, 0 for padding; stop_ids [B, J]. Returns the pool, ids [B, steps],
-    logprobs [B, steps] and counts [B]. The last sampled token of a row is not
-    in its cache: it is the first to be prefilled next turn.
+    ends [B, E]: the hidden state of the last prompt token. lengths [B] of the prompts.
+    reads, tables [B, n]: the blocks of each path in order, to read from and to leave the sampled tokens in. They
+        differ where a row goes on from a copy of another's last block.
+    seeds [B, 2] uint32; temperatures [B]; budgets [B] in 1..steps, 0 for padding; stop_ids [B, J].
+    Returns the pool, ids [B, steps], logprobs [B, steps] and counts [B]. The last sampled token of a row is not in
+    the pool: it is the first to be prefilled next turn.
     """
-    B = rows.shape[0]
+    B = len(reads)
 
     def sample(step, logits):
         keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.wrap_key_data(seed), step))(seeds)
@@ -80,30 +62,38 @@ def decode(model: Qwen, pool: Pool, rows, starts, seeds, temperatures, budgets, 
 
     def body(state):
         step, cache, (ids, logprobs, counts, alive) = state
-        positions = jnp.where(alive, starts + step, length)[:, None]
+        positions = jnp.where(alive, lengths + step, NOWHERE)[:, None]
         attend = CachedRows(cache, positions)
         hidden = model(jax.lax.dynamic_slice_in_dim(ids, step, 1, axis=1), positions, attend)
         emitted = emit(step + 1, model.logits(hidden[:, 0]), ids, logprobs, counts, alive)
         return step + 1, attend.cache, emitted
 
     blank = jnp.zeros((B, steps), jnp.int32), jnp.zeros((B, steps), jnp.float32), jnp.zeros((B,), jnp.int32)
-    first = emit(0, pool.logits[rows], *blank, budgets > 0)
-    state = (jnp.int32(0), pool.cache.take(rows, length), first)
+    first = emit(0, model.logits(ends), *blank, budgets > 0)
+    state = (jnp.int32(0), _gather(pool, reads), first)
     _, cache, (ids, logprobs, counts, _) = jax.lax.while_loop(lambda state: state[2][3].any(), body, state)
-
-    fed = jnp.arange(steps) < counts[:, None] - 1
-    positions = jnp.where(fed, starts[:, None] + jnp.arange(steps), length)
-    pool = dataclasses.replace(pool, cache=_write_back(pool.cache, rows, cache, positions, length))
-    return pool, ids, logprobs, counts
+    return _write_back(pool, tables, cache, lengths, steps), ids, logprobs, counts
 
 
-def _write_back(cache: KVCache, rows, part: KVCache, positions, length: int) -> KVCache:
-    """Put the new positions [B, T] of the working copy `part` back into their rows of the pool."""
-    beyond = jnp.where(positions < length, positions, jnp.iinfo(jnp.int32).max)
-    index = jnp.arange(rows.shape[0])[:, None]
+def _gather(pool: KVCache, reads) -> KVCache:
+    """The paths of blocks [B, n] as rows: [B, K, n * S, D] a layer."""
 
-    def put(held, worked):
-        new = worked[index, :, jnp.minimum(positions, length - 1)]  # [B, T, K, D]
-        return held.at[rows[:, None], :, beyond].set(new, mode="drop")
+    def joined(held):
+        rows = jnp.take(held, reads, axis=0, mode="fill", fill_value=0).swapaxes(1, 2)  # [B, K, n, S, D]
+        return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
-    return jax.tree.map(put, cache, part)
+    return jax.tree.map(joined, pool)
+
+
+def _write_back(pool: KVCache, tables, cache: KVCache, lengths, steps: int) -> KVCache:
+    """Put the blocks in which `steps` tokens after `lengths` [B] can lie back into the pool."""
+    S = pool.keys[0].shape[2]
+    places = lengths[:, None] // S + jnp.arange(-(-steps // S) + 1)  # [B, m]
+    blocks = jnp.take_along_axis(tables, places, axis=1, mode="fill", fill_value=jnp.iinfo(tables.dtype).max)
+
+    def put(held, rows):
+        rows = rows.reshape(*rows.shape[:2], -1, S, rows.shape[-1])  # [B, K, n, S, D]
+        parts = jnp.take_along_axis(rows, places[:, None, :, None, None], axis=2, mode="clip").swapaxes(1, 2)
+        return held.at[blocks].set(parts, mode="drop")
+
+    return jax.tree.map(put, pool, cache)

@@ -17,31 +17,46 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from patr.models.attention import NOWHERE, TILE_KEYS
+from patr.models.cache import KVCache
 from patr.models.qwen import Qwen, split
 from patr.samplers import decoding
 from patr.samplers.base import Sample, SampleRequest, SamplerError
+from patr.samplers.blocks import BlockTable, Placement
 from patr.samplers.queueing import RequestQueue
-from patr.samplers.rows import Placement, RowTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplerShapes:
-    """The shapes compiled for. Each is an ascending tuple; the smallest that fits is used."""
+    """The shapes compiled for. Sizes ascend; the smallest that fits is used.
 
-    rows: int  # of the pool: at least the branches active at once
-    batches: tuple[int, ...]  # requests served together
-    prefills: tuple[int, ...]  # new tokens a row per prefill
-    contexts: tuple[int, ...]  # tokens a row is read to; the last is the capacity
+    Raises ValueError for shapes that do not fit each other.
+    """
+
+    blocks: int  # of the pool
+    block_size: int  # tokens a block
+    prefills: tuple[tuple[int, int], ...]  # blocks computed together, attention tiles they need
+    batches: tuple[int, ...]  # requests decoded together
+    contexts: tuple[int, ...]  # tokens a path is read to; the last is the capacity
     max_new_tokens: int  # longest turn
     num_stop_ids: int = 1
 
     def __post_init__(self):
-        for name in ("batches", "prefills", "contexts"):
+        for name in ("prefills", "batches", "contexts"):
             sizes = getattr(self, name)
-            if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
-                raise ValueError(f"sampler {name}={sizes}: expected ascending positive sizes")
-        if self.rows < self.batches[-1]:
-            raise ValueError(f"sampler rows={self.rows} must be at least its largest batch, {self.batches[-1]}")
+            if not sizes or list(sizes) != sorted(set(sizes)) or min(np.ravel(sizes)) < 1:
+                raise ValueError(f"jax_sampler.{name}={sizes}: expected ascending positive sizes")
+        if self.block_size < 1 or any(context % self.block_size for context in self.contexts):
+            raise ValueError(
+                f"jax_sampler.contexts={self.contexts}: expected multiples of block_size={self.block_size}"
+            )
+        longest = self.contexts[-1] // self.block_size
+        if self.blocks <= longest:
+            raise ValueError(f"jax_sampler.blocks={self.blocks}: one path alone may take {longest + 1}")
+        if self.prefills[-1][1] < _tiles(longest):
+            raise ValueError(
+                f"jax_sampler.prefills={self.prefills}: the last one needs at least {_tiles(longest)} tiles"
+            )
 
 
 @dataclasses.dataclass
@@ -50,7 +65,17 @@ class _Job:
     ids: np.ndarray  # [n]
     placement: Placement | None = None
     leader: "_Job | None" = None  # the job with the same ids that prefills for this one
+    end: np.ndarray | None = None  # [E] hidden state of the last id
     sample: Sample | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A block to compute."""
+
+    job: _Job
+    depth: int  # its place on the job's path
+    source: int  # the block that holds what is not computed of it
 
 
 class JaxSampler:
@@ -63,10 +88,11 @@ class JaxSampler:
         self.compilations = 0
         self.late_compilations = 0  # after warm_up: should stay 0
         self._warm = False
+        self._config = model.config
         self._graph, self._params = split(model)
         self._version = version
-        self._pool = decoding.Pool.empty(model.config, shapes.rows, self.max_context)
-        self._table = RowTable(shapes.rows, self.max_context)
+        self._table = BlockTable(shapes.blocks, shapes.block_size)
+        self._pool = self._empty_pool()
         self._queue = RequestQueue(self.serve)
         self._executables = {}
 
@@ -89,11 +115,17 @@ class JaxSampler:
         for request in requests:
             self._check(request)
         jobs = [_Job(request, np.asarray(request.prompt_ids, np.int32)) for request in requests]
-        waiting = jobs
-        while waiting:
-            placed, waiting = self._place(waiting)
-            self._prefill(placed)
-            self._decode(placed)
+        try:
+            waiting = jobs
+            while waiting:
+                placed, waiting = self._place(waiting)
+                self._prefill(placed)
+                self._decode(placed)
+        except BaseException:
+            # What was planned is not in the pool, and what is may be damaged.
+            self._table.forget()
+            self._pool = self._empty_pool()
+            raise
         return [job.sample for job in jobs]
 
     def _check(self, request: SampleRequest) -> None:
@@ -109,59 +141,81 @@ class JaxSampler:
             )
 
     def _place(self, jobs: list[_Job]) -> tuple[list[_Job], list[_Job]]:
-        """Give rows to as many jobs as there are rows; the others wait for the next round."""
+        """Give blocks to as many jobs as there are blocks for; the others wait for the next round."""
         self._table.begin_round()
-        leaders: dict[bytes, _Job] = {}
+        leaders: dict[tuple[int, ...], _Job] = {}
         for i, job in enumerate(jobs):
-            key = job.ids.tobytes()
-            if key in leaders:
-                job.leader = leaders[key]
-                row = self._table.place_copy()
-                job.placement = None if row is None else Placement(row, job.leader.placement.row, len(job.ids))
+            ids, room = job.request.prompt_ids, len(job.ids) + job.request.max_tokens - 1
+            leader = leaders.get(ids)
+            if leader is None:
+                job.placement = self._table.place(ids, room)
             else:
-                job.placement = self._table.place(job.ids)
-                leaders[key] = job
+                job.placement = self._table.place_copy(leader.placement, len(ids), room)
             if job.placement is None:
-                job.leader = None
                 return jobs[:i], jobs[i:]
+            job.leader = leader
+            leaders.setdefault(ids, job)
         return jobs, []
 
     def _prefill(self, jobs: list[_Job]) -> None:
-        leaders = [job for job in jobs if job.leader is None]
-        self._fork([job for job in leaders if job.placement.source != job.placement.row])
-        for (context, width), batch in self._batches(leaders, self._context, self._prefill_width):
-            done = np.array([job.placement.cached for job in batch])
-            goal = np.array([len(job.ids) for job in batch])
-            while (done < goal).any():
-                counts = np.minimum(goal - done, width)
-                busy = counts > 0
-                tokens = np.zeros((len(batch), width), np.int32)
-                for i, job in enumerate(batch):
-                    tokens[i, : counts[i]] = job.ids[done[i] : done[i] + counts[i]]
-                rows = np.where(busy, [job.placement.row for job in batch], self.shapes.rows)
-                size = _fit(len(batch), self.shapes.batches)
-                self._pool = self._call(
-                    ("prefill", size, width, context),
-                    _pad(rows, size, self.shapes.rows), _pad(tokens, size), _pad(done, size), _pad(counts, size),
-                )  # fmt: skip
-                done = done + counts
-        self._fork([job for job in jobs if job.leader is not None])
+        rows = [row for job in jobs if job.leader is None for row in self._new_rows(job)]
+        most_rows, most_tiles = self.shapes.prefills[-1]
+        while rows:
+            tiles = np.cumsum([_tiles(row.depth + 1) for row in rows[:most_rows]])
+            count = int(np.searchsorted(tiles, most_tiles, side="right"))
+            self._compute(
+                rows[:count], next(s for s in self.shapes.prefills if count <= s[0] and tiles[count - 1] <= s[1])
+            )
+            rows = rows[count:]
+        for job in jobs:
+            if job.leader is not None:
+                job.end = job.leader.end
 
-    def _fork(self, jobs: list[_Job]) -> None:
-        for (context,), batch in self._batches(jobs, self._context):
-            size = _fit(len(batch), self.shapes.batches)
-            sources = _pad(np.array([job.placement.source for job in batch]), size)
-            rows = _pad(np.array([job.placement.row for job in batch]), size, self.shapes.rows)
-            self._pool = self._call(("fork", size, context), sources, rows)
+    def _new_rows(self, job: _Job) -> Iterable[_Row]:
+        S, placement = self.shapes.block_size, job.placement
+        first = placement.cached // S
+        for depth in range(first, -(-len(job.ids) // S)):
+            copied = depth == first and placement.source is not None
+            yield _Row(job, depth, (placement.source if copied else placement.blocks[depth]).number)
+
+    def _compute(self, rows: Sequence[_Row], size: tuple[int, int]) -> None:
+        """Prefill some blocks in one call."""
+        S, nowhere = self.shapes.block_size, self.shapes.blocks
+        tokens = np.zeros((len(rows), S), np.int32)
+        tile_query, tile_blocks, tile_starts = [], [], []
+        for r, row in enumerate(rows):
+            piece = row.job.ids[row.depth * S : (row.depth + 1) * S]
+            tokens[r, : len(piece)] = piece
+            path = [block.number for block in row.job.placement.blocks[: row.depth + 1]]
+            for start in range(0, len(path), TILE_KEYS):
+                tile_query.append(r)
+                tile_blocks.append((path[start : start + TILE_KEYS] + [nowhere] * TILE_KEYS)[:TILE_KEYS])
+                tile_starts.append(start * S)
+        starts = np.array([row.depth * S for row in rows])
+        begins = np.maximum([row.job.placement.cached for row in rows] - starts, 0)
+        ends = np.minimum([len(row.job.ids) for row in rows] - starts, S)
+        blocks = np.array([row.job.placement.blocks[row.depth].number for row in rows])
+        self._pool, hidden = self._call(
+            ("prefill", *size),
+            _pad(blocks, size[0], nowhere), _pad(np.array([row.source for row in rows]), size[0]),
+            _pad(starts, size[0]), _pad(tokens, size[0]), _pad(begins, size[0]), _pad(ends, size[0]),
+            _pad(np.array(tile_query), size[1], size[0]), _pad(np.array(tile_blocks), size[1], nowhere),
+            _pad(np.array(tile_starts), size[1], NOWHERE + 1),
+        )  # fmt: skip
+        for row, end in zip(rows, np.asarray(hidden), strict=False):
+            row.job.end = end  # that of its last row stays
 
     def _decode(self, jobs: list[_Job]) -> None:
-        for (context,), batch in self._batches(jobs, self._context):
+        for context, batch in self._batches(jobs):
             size = _fit(len(batch), self.shapes.batches)
             requests = [job.request for job in batch]
             seeds = np.array([[r.seed >> 32, r.seed & 0xFFFFFFFF] for r in requests], np.uint32)
+            reads, tables = self._block_numbers(batch, context)
             self._pool, ids, logprobs, counts = self._call(
                 ("decode", size, context),
-                _pad(np.array([job.placement.row for job in batch]), size, self.shapes.rows),
+                _pad(np.stack([job.end for job in batch]), size),
+                _pad(reads, size, self.shapes.blocks),
+                _pad(tables, size, self.shapes.blocks),
                 _pad(np.array([len(job.ids) for job in batch]), size),
                 _pad(seeds, size),
                 _pad(np.array([r.temperature for r in requests], np.float32), size),
@@ -172,10 +226,22 @@ class JaxSampler:
             for i, job in enumerate(batch):
                 self._finish(job, ids[i, : counts[i]], logprobs[i, : counts[i]])
 
+    def _block_numbers(self, jobs: list[_Job], context: int) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks [B, n] each path is read from and written to."""
+        S = self.shapes.block_size
+        tables = np.full((len(jobs), context // S), self.shapes.blocks)
+        for row, job in zip(tables, jobs, strict=True):
+            row[: len(job.placement.blocks)] = [block.number for block in job.placement.blocks]
+        reads = tables.copy()
+        for row, job in zip(reads, jobs, strict=True):
+            if job.leader is not None and job.placement.source is not None:
+                row[job.placement.cached // S] = job.placement.source.number
+        return reads, tables
+
     def _finish(self, job: _Job, ids: np.ndarray, logprobs: np.ndarray) -> None:
         if not np.isfinite(logprobs).all():
             raise SamplerError("the policy gave non-finite log-probs: its parameters are damaged")
-        self._table.commit(job.placement.row, np.concatenate([job.ids, ids[:-1]]))
+        self._table.commit(job.placement, job.request.prompt_ids + tuple(ids[:-1].tolist()))
         job.sample = Sample(
             ids=tuple(ids.tolist()),
             logprobs=tuple(logprobs.tolist()),
@@ -185,21 +251,17 @@ class JaxSampler:
             cached_tokens=job.placement.cached,
         )
 
-    def _context(self, job: _Job) -> int:
-        return _fit(len(job.ids) + job.request.max_tokens, self.shapes.contexts)
-
-    def _prefill_width(self, job: _Job) -> int:
-        widths = self.shapes.prefills
-        return _fit(min(len(job.ids) - job.placement.cached, widths[-1]), widths)
-
-    def _batches(self, jobs: list[_Job], *keys) -> Iterable[tuple[tuple[int, ...], list[_Job]]]:
-        """Jobs that need the same shapes, at most the largest batch together, smallest shapes first."""
-        groups: dict[tuple, list[_Job]] = {}
+    def _batches(self, jobs: list[_Job]) -> Iterable[tuple[int, list[_Job]]]:
+        """Jobs that are read to the same context, at most the largest batch together, the shortest first."""
+        groups: dict[int, list[_Job]] = {}
         for job in jobs:
-            groups.setdefault(tuple(key(job) for key in keys), []).append(job)
-        for shape in sorted(groups):
-            for start in range(0, len(groups[shape]), self.shapes.batches[-1]):
-                yield shape, groups[shape][start : start + self.shapes.batches[-1]]
+            groups.setdefault(_fit(len(job.ids) + job.request.max_tokens, self.shapes.contexts), []).append(job)
+        for context in sorted(groups):
+            for start in range(0, len(groups[context]), self.shapes.batches[-1]):
+                yield context, groups[context][start : start + self.shapes.batches[-1]]
+
+    def _empty_pool(self) -> KVCache:
+        return KVCache.empty(self._config, self.shapes.blocks, self.shapes.block_size)
 
     def _call(self, shape: tuple, *arguments):
         run = self._executable(*shape)
@@ -208,48 +270,50 @@ class JaxSampler:
         self.compiled_seconds += time.perf_counter() - start
         return result
 
-    def _executable(self, kind: str, batch: int, *sizes: int):
-        shape = (kind, batch, *sizes)
+    def _executable(self, *shape):
         if shape not in self._executables:
             if self._warm:
                 self.late_compilations += 1
                 logging.warning("sampler compiles %s after warm-up", shape)
             self.compilations += 1
-            self._executables[shape] = self._compile(kind, batch, *sizes)
+            self._executables[shape] = self._compile(*shape)
         return self._executables[shape]
 
-    def _compile(self, kind: str, batch: int, *sizes: int):
+    def _compile(self, kind: str, count: int, size: int):
         """One ahead-of-time compiled function of (params, pool, arguments), the pool donated."""
 
         def array(*shape, dtype=jnp.int32):
-            return jax.ShapeDtypeStruct((batch, *shape), dtype)
+            return jax.ShapeDtypeStruct(shape, dtype)
 
-        length = sizes[-1]
-        if kind == "fork":
-            arguments = array(), array()
-        elif kind == "prefill":
-            arguments = array(), array(sizes[0]), array(), array()
+        if kind == "prefill":
+            R, S, N = count, self.shapes.block_size, size
+            tiles = array(N), array(N, TILE_KEYS), array(N)
+            arguments = array(R), array(R), array(R), array(R, S), array(R), array(R), *tiles
         else:
-            seeds, stops = array(2, dtype=jnp.uint32), array(self.shapes.num_stop_ids)
-            arguments = array(), array(), seeds, array(dtype=jnp.float32), array(), stops
+            B, n = count, size // self.shapes.block_size
+            ends, stops = array(B, self._config.embed_dim, dtype=self._config.dtype), array(B, self.shapes.num_stop_ids)
+            seeds, temperatures = array(B, 2, dtype=jnp.uint32), array(B, dtype=jnp.float32)
+            arguments = ends, array(B, n), array(B, n), array(B), seeds, temperatures, array(B), stops
 
         def run(params, pool, *arguments):
-            if kind == "fork":
-                return decoding.fork(pool, *arguments, length=length)
             model = nnx.merge(self._graph, params)
             if kind == "prefill":
-                return decoding.prefill(model, pool, *arguments, length=length)
-            return decoding.decode(model, pool, *arguments, length=length, steps=self.shapes.max_new_tokens)
+                return decoding.prefill(model, pool, *arguments)
+            return decoding.decode(model, pool, *arguments, steps=self.shapes.max_new_tokens)
 
         return jax.jit(run, donate_argnums=1).lower(self._params, self._pool, *arguments).compile()
 
     def _all_shapes(self) -> Iterable[tuple]:
+        for rows, tiles in self.shapes.prefills:
+            yield "prefill", rows, tiles
         for batch in self.shapes.batches:
             for context in self.shapes.contexts:
-                yield "fork", batch, context
                 yield "decode", batch, context
-                for width in self.shapes.prefills:
-                    yield "prefill", batch, width, context
+
+
+def _tiles(blocks: int) -> int:
+    """Attention tiles of a row whose path has this many blocks."""
+    return -(-blocks // TILE_KEYS)
 
 
 def _fit(size: int, buckets: tuple[int, ...]) -> int:

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from small_models import small_config, small_model
 
-from patr.models.attention import NOWHERE, CachedRows, CausalRows, KVCache, TreeRows, path_attention
+from patr.models.attention import NOWHERE, CausalRows, TreeRows, path_attention
+from patr.models.cache import CachedRows, KVCache, PagedRows
 from patr.models.config import PRESETS, ModelConfig, preset
 from patr.models.layers import rotary, rotate
 from patr.models.qwen import Qwen
@@ -81,16 +82,33 @@ def test_cached_in_pieces_equals_whole(policy):
     np.testing.assert_allclose(np.concatenate(pieces), rows_logits(policy, ids), **FLOAT32)
 
 
-def test_forked_cache_rows_go_separate_ways(policy):
-    prefix, left, right = [4, 9, 33, 12], [7, 7, 21], [50, 2, 6]
-    positions = jnp.arange(4)[None]
-    attend = CachedRows(KVCache.empty(policy.config, 1, 16), positions)
-    policy(jnp.asarray([prefix]), positions, attend)
-    forked = attend.cache.take(jnp.asarray([0, 0]), 16)
-    positions = jnp.tile(jnp.arange(4, 7), (2, 1))
-    logits = policy.logits(policy(jnp.asarray([left, right]), positions, CachedRows(forked, positions)))
-    np.testing.assert_allclose(logits[0], rows_logits(policy, prefix + left)[4:], **FLOAT32)
-    np.testing.assert_allclose(logits[1], rows_logits(policy, prefix + right)[4:], **FLOAT32)
+def test_a_fork_in_a_pool_of_blocks_goes_two_ways(policy):
+    """Blocks of 4: the children share block 5 and start with a copy of half of block 2, which stays as it is."""
+    prefix, left, right = [4, 9, 33, 12, 8, 15], [7, 7, 21], [50, 2]
+    pool = KVCache.empty(policy.config, 6, 4)
+
+    def run(pool, blocks, sources, rows, paths):
+        """rows: the (position, id) of each column, None where nothing is new."""
+        tokens = np.array([[at[1] if at else 0 for at in row] for row in rows])
+        positions = np.array([[at[0] if at else NOWHERE for at in row] for row in rows])
+        tile_query = np.array([r for r, path in enumerate(paths) for _ in range(0, len(path), 2)])
+        tile_blocks = np.array([[*path, 6][i : i + 2] for path in paths for i in range(0, len(path), 2)])
+        tile_starts = np.array([4 * i for path in paths for i in range(0, len(path), 2)])
+        arrays = map(jnp.asarray, (blocks, sources, positions, tile_query, tile_blocks, tile_starts))
+        attend = PagedRows(pool, *arrays)
+        logits = policy.logits(policy(jnp.asarray(tokens), jnp.asarray(positions), attend))
+        return attend.pool, np.asarray(logits)
+
+    at = list(enumerate(prefix))
+    pool, _ = run(pool, [5, 2], [5, 2], [at[:4], [*at[4:], None, None]], [[5], [5, 2]])
+    kept = np.asarray(pool.keys[0][2])
+    rows = [[None, None, (6, 7), (7, 7)], [(8, 21), None, None, None], [None, None, (6, 50), (7, 2)]]
+    pool, logits = run(pool, [0, 1, 3], [2, 1, 2], rows, [[5, 0], [5, 0, 1], [5, 3]])
+    np.testing.assert_allclose(
+        np.concatenate([logits[0, 2:], logits[1, :1]]), rows_logits(policy, prefix + left)[6:], **FLOAT32
+    )
+    np.testing.assert_allclose(logits[2, 2:], rows_logits(policy, prefix + right)[6:], **FLOAT32)
+    np.testing.assert_array_equal(pool.keys[0][2], kept)
 
 
 def test_tree_rows_equal_whole_rows(policy):

@@ -1,6 +1,7 @@
 """The in-process sampler: what comes back depends on the request and on nothing else."""
 
 import asyncio
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from patr.models.qwen import split
 from patr.samplers.base import SampleRequest, SamplerError
 from patr.samplers.jax_sampler import JaxSampler, SamplerShapes
 
-SHAPES = SamplerShapes(rows=12, batches=(2, 8), prefills=(8, 16), contexts=(32, 64), max_new_tokens=5)
+SHAPES = SamplerShapes(
+    blocks=160, block_size=4, prefills=((8, 16), (24, 64)), batches=(2, 8), contexts=(32, 64), max_new_tokens=5
+)
 STOP = (3,)
 
 
@@ -114,8 +117,8 @@ def test_stop_and_length(model, sampler):
         assert stopped or len(sample.ids) == 5
 
 
-def test_more_requests_than_rows_and_prompts_longer_than_a_prefill(model):
-    few = SamplerShapes(rows=2, batches=(2,), prefills=(8,), contexts=(64,), max_new_tokens=5)
+def test_more_requests_than_blocks_and_prompts_longer_than_a_prefill(model):
+    few = SamplerShapes(blocks=17, block_size=4, prefills=((3, 5),), batches=(2,), contexts=(64,), max_new_tokens=5)
     asked = [request(p, seed=i) for i, p in enumerate(prompts(7, 30))]
     assert [s.ids for s in JaxSampler(model, few).serve(asked)] == [
         s.ids for s in JaxSampler(model, SHAPES).serve(asked)
@@ -135,7 +138,7 @@ def test_new_weights_leave_nothing_of_the_old_ones(model, sampler):
 def test_nothing_compiles_after_warm_up(sampler):
     sampler.warm_up()
     before = sampler.compilations
-    assert before == 2 * 2 * (2 + 2)  # batches x contexts x (fork, decode, two prefills)
+    assert before == 2 + 2 * 2  # prefills, batches x contexts
     for length in (3, 9, 17, 40):
         sampler.serve([request(p, i) for i, p in enumerate(prompts(5, length))])
     assert (sampler.compilations, sampler.late_compilations) == (before, 0)
@@ -162,10 +165,21 @@ def test_what_does_not_fit_is_an_error(sampler):
         sampler.serve([request(prompts(1, 62)[0])])
     with pytest.raises(SamplerError, match="at most 5"):
         sampler.serve([request(prompts(1, 6)[0], max_tokens=6)])
-    with pytest.raises(ValueError, match="batches"):
-        SamplerShapes(rows=4, batches=(4, 2), prefills=(8,), contexts=(8,), max_new_tokens=1)
-    with pytest.raises(ValueError, match="rows=4"):
-        SamplerShapes(rows=4, batches=(8,), prefills=(8,), contexts=(8,), max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(batches=(4, 2)), "batches"),
+        (dict(prefills=((0, 8),)), "prefills"),
+        (dict(contexts=(30, 64)), "multiples of block_size=4"),
+        (dict(blocks=16), "one path alone may take 17"),
+        (dict(prefills=((8, 3),)), "at least 4 tiles"),
+    ],
+)
+def test_shapes_that_do_not_fit_each_other_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SHAPES, **change)
 
 
 def test_damaged_parameters_are_noticed(model, sampler):
