@@ -62,6 +62,8 @@ def _base() -> ConfigDict:
     config.limits.max_context = 1408
     config.limits.temperature = 1.0  # appendix A
 
+    config.overlong = "error"  # or 'skip': tasks whose prompt leaves no room for a turn
+
     config.engine = ConfigDict()
     config.engine.env_retries = 2
     config.engine.scorer_retries = 2
@@ -127,6 +129,10 @@ def _base() -> ConfigDict:
     config.warm_start.optimizer.learning_rate = 2e-3
     config.warm_start.optimizer.warmup_steps = 20
     config.warm_start.optimizer.schedule = "linear"
+
+    config.logging = ConfigDict()
+    config.logging.tensorboard = True
+    config.logging.wandb_project = ""  # empty: no Weights & Biases
 
     config.evaluation = ConfigDict()
     config.evaluation.tasks = 100

@@ -4,7 +4,8 @@ python launch/evaluate.py --workdir=runs/tiny
 python launch/evaluate.py --workdir=runs/tiny --step=50 --temperature=0.7 --json=report.json
 """
 
-from absl import app, flags, logging
+import cli
+from absl import flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The workdir of a training run.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint to evaluate; the newest if not given.")
@@ -14,7 +15,7 @@ _JSON = flags.DEFINE_string("json", None, "Also write the report to this file.")
 flags.mark_flag_as_required("workdir")
 
 
-def main(_):
+def main():
     from pathlib import Path
 
     from rich.console import Console
@@ -23,17 +24,13 @@ def main(_):
     from patr.training.loop import evaluate_workdir
     from patr.training.workdirs import write_json
 
-    logging.set_verbosity(logging.WARNING)
-    try:
-        report = evaluate_workdir(
-            Path(_WORKDIR.value), step=_STEP.value, temperature=_TEMPERATURE.value, samples=_SAMPLES.value
-        )
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
+    report = evaluate_workdir(
+        Path(_WORKDIR.value), step=_STEP.value, temperature=_TEMPERATURE.value, samples=_SAMPLES.value
+    )
     Console().print(evaluation_table(report.to_json()))
     if _JSON.value:
         write_json(Path(_JSON.value), report.to_json())
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

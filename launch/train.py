@@ -6,7 +6,8 @@
 Any value of the config is a flag, --config.training.steps=50 for one.
 """
 
-from absl import app, flags, logging
+import cli
+from absl import flags
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with its variant after a colon.")
@@ -14,16 +15,12 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and records g
 flags.mark_flags_as_required(["config", "workdir"])
 
 
-def main(_):
+def main():
     from patr.training.loop import train
 
-    logging.set_verbosity(logging.WARNING)
-    try:
-        summary = train(_CONFIG.value, _WORKDIR.value)
-    except (ValueError, FloatingPointError) as error:
-        raise SystemExit(f"error: {error}") from error
+    summary = train(_CONFIG.value, _WORKDIR.value)
     print(f"{_WORKDIR.value}: {100 * summary['success_rate']:.1f}% success after {summary['step']} steps")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

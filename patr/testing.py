@@ -53,9 +53,12 @@ class ToyEnv:
         self._cell = self._steps = 0
         self.closed = False
 
+    def opening(self, task: Task) -> list[Message]:
+        return [Message("user", f"to {task.data['goal']}:")]
+
     def reset(self, task: Task) -> list[Message]:
         self._task, self._cell, self._steps = task, 0, 0
-        return [Message("user", f"to {task.data['goal']}:")]
+        return self.opening(task)
 
     def step(self, text: str, seed: int) -> StepResult:
         self._before_step(self._task, self._steps, text)

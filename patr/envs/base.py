@@ -29,6 +29,9 @@ class StepResult:
 class Env(Protocol):
     """One episode. Any exception raised here makes an error branch, never a reward."""
 
+    def opening(self, task: Task) -> Sequence[Message]:
+        """What `reset` will return, without starting anything: cheap, so that prompts can be checked before a run."""
+
     def reset(self, task: Task) -> Sequence[Message]:
         """Start the task; the messages are the prompt (system, then user)."""
 

@@ -52,16 +52,22 @@ class FrozenLake:
         self.hints = tuple(hints)
         self._rows: tuple[str, ...] = ()
 
+    def opening(self, task: Task) -> tuple[Message, Message]:
+        """Raises ValueError if the task's data names no map."""
+        rows = task_map(task)
+        observation = observation_text(rows, *find_cell(rows, "S"), self.max_turns, self.hints, "")
+        return (
+            Message("system", system_prompt(self.is_slippery, self.max_actions_per_turn)),
+            Message("user", observation),
+        )
+
     def reset(self, task: Task) -> tuple[Message, Message]:
         """Raises ValueError if the task's data names no map."""
         self._rows = task_map(task)
         self._transitions = _transitions(self._rows, self.is_slippery)
         self._row, self._column = find_cell(self._rows, "S")
         self.turns_left = self.max_turns
-        return (
-            Message("system", system_prompt(self.is_slippery, self.max_actions_per_turn)),
-            Message("user", self._observation()),
-        )
+        return self.opening(task)
 
     def step(self, text: str, seed: int) -> StepResult:
         """Raises RuntimeError before `reset`, after the end and beyond max_turns."""
@@ -121,7 +127,7 @@ class FrozenLake:
     def _letter(self) -> str:
         return self._rows[self._row][self._column]
 
-    def _observation(self, note: str = "") -> str:
+    def _observation(self, note: str) -> str:
         return observation_text(self._rows, self._row, self._column, self.turns_left, self.hints, note)
 
 

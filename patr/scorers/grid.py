@@ -16,7 +16,8 @@ class GridProgress:
     and 0 where d > d0, in a hole, and where no path leads to the goal.
     The paper names both terms but gives neither weights nor normaliser. Equal weights
     are ours; the start is put above 0 so that wandering off still ranks below standing still.
-    Raises ValueError for weights that are negative or do not sum to 1.
+    The accumulated reward must lie in [0, 1], as FrozenLake's does: scores beyond are refused by the engine.
+    Raises ValueError for weights that are negative or do not sum to 1, and for a branch without a turn.
     """
 
     reward_weight: float = 0.5
@@ -34,7 +35,9 @@ class GridProgress:
         return [self._score(history) for history in histories]
 
     def _score(self, history: Sequence[Turn]) -> float:
-        reward = min(1.0, max(0.0, sum(turn.reward for turn in history)))
+        if not history:
+            raise ValueError("grid progress is read off the last turn: score branches that have taken one")
+        reward = sum(turn.reward for turn in history)
         return self.reward_weight * reward + self.distance_weight * _progress(history[-1].info)
 
 

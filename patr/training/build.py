@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from patr.scorers.grid import GridProgress
 from patr.seeds import seed_for
 from patr.text.chat import Chat
 from patr.text.tokenizer import Tokenizer, train_tokenizer
+from patr.training import metrics_log
 from patr.training.imitation import Demonstrator, Lessons
 from patr.training.optimizer import OptimizerConfig
+from patr.training.tasks import draw_tasks, find_overlong
 from patr.types import Task
 
 SCORERS = {"grid": GridProgress}
@@ -63,6 +65,7 @@ def build(config: ConfigDict) -> Parts:
     """Raises ValueError naming key, value and what is allowed."""
     training, evaluation = config.training, config.evaluation
     _choice("rollout", config.rollout, ROLLOUTS)
+    _choice("overlong", config.overlong, ("error", "skip"))
     _choice("sampler", config.sampler, ("jax",))
     _choice("env.tasks", config.env.tasks, TASKS)
     _choice("scorer.name", config.scorer.name, SCORERS)
@@ -76,6 +79,7 @@ def build(config: ConfigDict) -> Parts:
         )
     if not config.limits.temperature > 0:
         raise ValueError(f"limits.temperature={config.limits.temperature}: training needs sampling, so above 0")
+    metrics_log.check(config.logging)
     limits = Limits(**config.limits)
     env = {key: value for key, value in config.env.items() if key != "tasks"}
     make_env = functools.partial(FrozenLake, max_turns=limits.max_turns, **env)
@@ -112,6 +116,34 @@ def make_chat(config: ConfigDict, workdir: Path) -> Chat:
         env = {key: value for key, value in config.env.items() if key != "tasks"}
         train_tokenizer(frozen_lake_corpus(200, seed=0, **env), config.tokenizer.vocab_size, directory)
     return Chat(Tokenizer.load(directory))
+
+
+def without_overlong(parts: Parts, chat: Chat) -> Parts:
+    """Only the tasks whose prompt leaves room for a turn. Raises ValueError where that is not allowed.
+
+    Looks at the tasks this run will meet; skipping looks at all, as it changes which are drawn.
+    """
+    config = parts.config
+    met = parts.tasks
+    if config.overlong == "error":
+        count = min(len(met), config.training.steps * config.training.tasks_per_step)
+        met = draw_tasks(met, config.seed, 0, count)
+    found = [
+        find_overlong(tasks, parts.make_env, chat, parts.limits, config.overlong)
+        for tasks in (met, parts.evaluation_tasks)
+        if tasks
+    ]
+    left_out = frozenset().union(*found)
+
+    def fitting(tasks: Sequence[Task]) -> list[Task]:
+        return [task for task in tasks if task.id not in left_out]
+
+    return dataclasses.replace(
+        parts,
+        tasks=fitting(parts.tasks),
+        lessons=dataclasses.replace(parts.lessons, tasks=fitting(parts.lessons.tasks)),
+        evaluation_tasks=fitting(parts.evaluation_tasks),
+    )
 
 
 def make_policy(config: ConfigDict, chat: Chat) -> Qwen:

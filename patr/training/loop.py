@@ -22,15 +22,16 @@ from patr.evaluation.evaluate import EVALUATION_STEP, Report, evaluate
 from patr.models.qwen import split
 from patr.objectives.advantages import group_advantages
 from patr.samplers.jax_sampler import JaxSampler
-from patr.seeds import generator_for
 from patr.training import build, rollout_metrics, workdirs
 from patr.training.checkpoint import Checkpoints, digest
 from patr.training.losses import imitation_loss, pack_logprobs, tree_loss
+from patr.training.metrics_log import MetricsLog
 from patr.training.optimizer import make_optimizer
 from patr.training.progress import Progress
 from patr.training.state import TrainState
 from patr.training.step import Updater
-from patr.types import Task, Tree
+from patr.training.tasks import draw_tasks
+from patr.types import Tree
 
 
 def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
@@ -69,8 +70,9 @@ class Run:
     """A policy, its sampler and its records in one workdir."""
 
     def __init__(self, parts: build.Parts, workdir: Path):
-        self.parts, self.config, self.workdir = parts, parts.config, workdir
+        self.config, self.workdir = parts.config, workdir
         self.chat = build.make_chat(self.config, workdir)
+        self.parts = build.without_overlong(parts, self.chat)
         model = build.make_policy(self.config, self.chat)
         self.graph, params = split(model)
         updates = self.config.training.steps * self.config.training.minibatches
@@ -81,6 +83,7 @@ class Run:
         self.sampler = JaxSampler(model, parts.shapes)
         self.reference = None  # parameters of the policy before RL, if the objective asks for them
         self.report: Report | None = None
+        self.log: MetricsLog | None = None  # while training
 
     def train(self) -> dict[str, Any]:
         try:
@@ -90,20 +93,21 @@ class Run:
             return self._write_summary()
         finally:
             self.checkpoints.close()
+            if self.log is not None:
+                self.log.close()
 
     def _restore_or_warm_start(self) -> None:
         restored = self.checkpoints.restore(self.state)
-        if restored is None:
-            records.truncate_after(self.workdir / "metrics.jsonl", -1)
-            self._warm_start()
-            self._evaluate(step=0)
-            self._save()
-        else:
+        if restored is not None:
             self.state, self.totals = restored
             self.checkpoints.forget_after(self.state.step)
             self.give_weights()
-        for name in ("metrics.jsonl", "trees.jsonl"):
-            records.truncate_after(self.workdir / name, self.state.step)
+        self.log = MetricsLog(self.workdir, self.config, -1 if restored is None else self.state.step)
+        records.truncate_after(self.workdir / "trees.jsonl", self.state.step)
+        if restored is None:
+            self._warm_start()
+            self._evaluate(step=0)
+            self._save()
         if self.parts.objective.kl_coef:
             self.reference = self.checkpoints.restore(self.state, step=0)[0].params
 
@@ -143,7 +147,7 @@ class Run:
                 metrics |= self._time(started, metrics)
                 step = self.state.step
                 records.append_trees(self.workdir / "trees.jsonl", trees)
-                records.append_metrics(self.workdir / "metrics.jsonl", step, metrics)
+                self.log.write(step, metrics)
                 last = step == settings.steps
                 if last or step % settings.evaluate_every == 0:
                     self._evaluate(step)
@@ -152,7 +156,7 @@ class Run:
                 progress.advance(step, success=metrics["success"], tokens=metrics["tokens_per_second"])
 
     def _roll_out(self, step: int) -> tuple[list[Tree], dict[str, float]]:
-        tasks = self._draw_tasks("tasks", step, self.config.training.tasks_per_step)
+        tasks = draw_tasks(self.parts.tasks, self.config.seed, step, self.config.training.tasks_per_step)
         engine = build.make_engine(self.parts, self.sampler, self.chat, step, self.parts.limits)
         compiled = self.sampler.compiled_seconds
         started = time.perf_counter()
@@ -198,16 +202,6 @@ class Run:
             ref_logprobs = pack_logprobs(nnx.merge(self.graph, reference), pack, temperature)
         return tree_loss(model, pack, self.parts.objective, temperature, ref_logprobs=ref_logprobs)
 
-    def _draw_tasks(self, purpose: str, step: int, count: int) -> list[Task]:
-        """Tasks `step * count` and on of an endless series of shuffled passes over the training tasks."""
-        tasks = self.parts.tasks
-        drawn = []
-        for place in range(step * count, (step + 1) * count):
-            epoch, index = divmod(place, len(tasks))
-            order = generator_for(self.config.seed, purpose, epoch).permutation(len(tasks))
-            drawn.append(tasks[order[index]])
-        return drawn
-
     def give_weights(self) -> None:
         self.sampler.update_weights(self.state.params, self.state.step)
 
@@ -217,7 +211,7 @@ class Run:
         metrics = rollout_metrics.of_report(self.report)
         metrics["evaluation_seconds"] = time.perf_counter() - started
         metrics["total_sampled_tokens"] = self.totals["sampled_tokens"]
-        records.append_metrics(self.workdir / "metrics.jsonl", step, metrics)
+        self.log.write(step, metrics)
         Progress.say(
             f"step {step}: {100 * self.report.success_rate:.1f}% success on {self.report.tasks} test tasks, "
             f"pass@4 {100 * self.report.pass_at_4:.1f}%"
@@ -260,7 +254,7 @@ class Run:
             raise FloatingPointError(
                 f"{phase} step {step}: {', '.join(bad)} not finite. The trees of the steps before are in "
                 f"{self.workdir / 'trees.jsonl'}; last good checkpoint: {steps[-1] if steps else 'none'}. "
-                "Lower optimizer.learning_rate or optimizer.max_grad_norm and start in a new workdir."
+                "Start in a new workdir with a lower learning_rate or max_grad_norm of the optimizer."
             )
 
     def _write_summary(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def read_config(workdir: Path) -> ConfigDict:
     file = Path(workdir) / "config.json"
     if not file.is_file():
         raise ValueError(f"{file} does not exist: {workdir} is not the workdir of a run")
-    return ConfigDict(json.loads(file.read_text()))
+    return ConfigDict(_with_tuples(json.loads(file.read_text())))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -62,6 +62,13 @@ def _check_same(workdir: Path, config: ConfigDict) -> None:
         raise ValueError(
             f"{workdir} holds a run of another config:\n{lines}\nChoose another --workdir, or the old values."
         )
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON knows lists only; configs hold tuples only."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

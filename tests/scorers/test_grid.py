@@ -44,3 +44,8 @@ def test_closer_is_never_worse_along_the_path():
     cells = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1)]
     values = [score(turn(*cell)) for cell in cells]
     assert values == sorted(values) and values[0] > 0
+
+
+def test_a_branch_without_a_turn_cannot_be_scored():
+    with pytest.raises(ValueError, match="score branches that have taken one"):
+        score()

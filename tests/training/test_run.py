@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from patr import records
+from patr.samplers.base import SamplerError
 from patr.training.loop import evaluate_workdir, train
 from patr.training.workdirs import claimed
 
@@ -147,6 +148,21 @@ def test_evaluation_reads_a_workdir_and_repeats(finished):
         evaluate_workdir(workdir, step=3)
 
 
+def test_a_step_gone_wrong_stops_the_run_and_is_named(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"warm start step 1: .*loss.* not finite.*checkpoint: none"):
+        train(smoke(**{"warm_start.optimizer.learning_rate": 1e30}), tmp_path)
+    # It has left nothing that a second try would go on from.
+    with pytest.raises(FloatingPointError, match="warm start step 1"):
+        train(smoke(**{"warm_start.optimizer.learning_rate": 1e30}), tmp_path)
+
+
+def test_damaged_parameters_are_not_sampled_from(tmp_path):
+    config = smoke(**{"optimizer.learning_rate": 1e30, "warm_start.steps": 1})
+    with pytest.raises(SamplerError, match="non-finite"):
+        train(config, tmp_path)
+    assert (tmp_path / "checkpoints" / "0").is_dir()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -158,6 +174,8 @@ def test_evaluation_reads_a_workdir_and_repeats(finished):
         ("scorer.reward_weight", 0.9, "reward_weight=0.9"),
         ("optimizer.schedule", "sqrt", "constant, cosine, linear"),
         ("model.preset", "huge", "unknown model 'huge'"),
+        ("overlong", "cut", "overlong='cut': allowed are 'error', 'skip'"),
+        ("limits.max_context", 140, "overlong='skip'"),
         ("tokenizer.path", "/nowhere", "tokenizer.json"),
     ],
 )
