@@ -87,14 +87,8 @@ def _base() -> ConfigDict:
 
     config.packing = ConfigDict()
     config.packing.row_length = 32
-    # (rows, attention tiles, trained tokens) of the packs, cheapest first.
-    config.packing.sizes = (
-        (32, 64, 256),
-        (64, 160, 512),
-        (128, 384, 1024),
-        (192, 640, 1024),
-        (352, 2560, 1024),
-    )
+    # (rows, attention tiles, trained tokens) of the packs, cheapest first. Small ones stay in a core's cache.
+    config.packing.sizes = ((48, 96, 256), (48, 200, 256), (128, 512, 768), (352, 2560, 1024))
 
     config.objective = ConfigDict()
     config.objective.clip_low = 0.2

@@ -39,22 +39,24 @@ class Buckets:
 
 
 def first_fit(needs: Sequence[Size], names: Sequence[str], buckets: Buckets) -> list[list[int]]:
-    """Put things into packs, largest first, each into the first pack with room: the members of each pack, by index.
+    """Put things into packs: the members of each pack, by index.
 
-    The same needs in the same order give the same packs. Raises ValueError naming what no
-    bucket can hold.
+    Largest first, each into the first pack with room. A pack is of the first bucket that holds its largest member
+    and never grows into a dearer one. The same needs in the same order give the same packs. Raises ValueError naming
+    what no bucket can hold.
     """
-    packs: list[tuple[Size, list[int]]] = []
+    packs: list[tuple[Size, Size, list[int]]] = []  # offered, held, members
     for i in sorted(range(len(needs)), key=lambda i: (-needs[i].rows, -needs[i].trained)):
-        if buckets.smallest(needs[i]) is None:
+        smallest = buckets.smallest(needs[i])
+        if smallest is None:
             raise ValueError(
                 f"{names[i]} needs {needs[i]} in rows of {buckets.row_length} tokens, and no bucket offers that: "
                 f"{', '.join(map(str, buckets.sizes))}; add a larger one, or limit turns and tokens of a rollout"
             )
-        for at, (held, members) in enumerate(packs):
-            if buckets.smallest(held + needs[i]):
-                packs[at] = held + needs[i], [*members, i]
+        for at, (offered, held, members) in enumerate(packs):
+            if (held + needs[i]).fits(offered):
+                packs[at] = offered, held + needs[i], [*members, i]
                 break
         else:
-            packs.append((needs[i], [i]))
-    return [members for _, members in packs]
+            packs.append((smallest, needs[i], [i]))
+    return [members for _, _, members in packs]

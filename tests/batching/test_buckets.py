@@ -15,11 +15,16 @@ def test_the_first_size_that_fits_is_taken():
 
 
 def test_first_fit_by_decreasing_size():
-    needs = [Size(2, 8, 2), Size(5, 8, 2), Size(4, 8, 2), Size(3, 8, 2), Size(2, 8, 2)]
-    # 5 opens a pack, 4 another, 3 joins 5, 2 and 2 join 4.
-    assert first_fit(needs, "abcde", BUCKETS) == [[1, 3], [2, 0, 4]]
+    needs = [Size(2, 4, 2), Size(5, 8, 2), Size(4, 8, 2), Size(3, 8, 2), Size(2, 4, 2)]
+    # 5 opens a pack of 8, 4 a pack of 4; 3 joins 5, the first 2 opens another pack of 4, the second joins it.
+    assert first_fit(needs, "abcde", BUCKETS) == [[1, 3], [2], [0, 4]]
     assert first_fit([Size(1, 8, 15), Size(1, 8, 15)], "ab", BUCKETS) == [[0], [1]]
     assert first_fit([], [], BUCKETS) == []
+
+
+def test_a_pack_never_grows_into_a_dearer_size():
+    # Two things of 3 rows would fit into 8, but 4 are enough for either: two cheap packs, not a dear one.
+    assert first_fit([Size(3, 8, 2), Size(3, 8, 2), Size(1, 4, 2)], "abc", BUCKETS) == [[0, 2], [1]]
 
 
 def test_what_fits_nowhere_is_named_with_its_sizes():

@@ -169,13 +169,13 @@ def test_trees_are_never_split_and_the_largest_come_first():
 
     small, large = Size(3, 3, 16), Size(5, 5, 16)
     batch = pack_trees(
-        [chain("a", 3), chain("b", 7), chain("c", 8)],  # 2, 3 and 3 rows, the prompt's included
+        [chain("a", 3), chain("b", 7), chain("c", 12)],  # 2, 3 and 4 rows, the prompt's included
         None,
         reduction="token_mean",
         buckets=Buckets(4, (small, large)),
     )
-    assert [pack.tokens.shape for pack in batch.packs] == [(5, 4), (3, 4)]
-    assert [int(pack.denominator) for pack in batch.packs] == [11, 7]
+    assert [pack.tokens.shape for pack in batch.packs] == [(5, 4), (3, 4), (3, 4)]
+    assert [int(pack.denominator) for pack in batch.packs] == [12, 7, 3]
     with pytest.raises(ValueError, match=r"task long needs Size\(rows=6, tiles=8, trained=17\) in rows of 4 tokens"):
         pack_trees([chain("long", 17)], None, reduction="token_mean", buckets=Buckets(4, (small, large)))
 
