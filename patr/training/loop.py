@@ -142,10 +142,10 @@ class Run:
         with Progress("training", settings.steps, self.state.step) as progress:
             while self.state.step < settings.steps:
                 started = time.perf_counter()
-                trees, metrics = self._roll_out(self.state.step)
+                step = self.state.step + 1
+                trees, metrics = self._roll_out(step)
                 metrics |= self._update(update, trees)
                 metrics |= self._time(started, metrics)
-                step = self.state.step
                 records.append_trees(self.workdir / "trees.jsonl", trees)
                 self.log.write(step, metrics)
                 last = step == settings.steps
@@ -156,7 +156,7 @@ class Run:
                 progress.advance(step, success=metrics["success"], tokens=metrics["tokens_per_second"])
 
     def _roll_out(self, step: int) -> tuple[list[Tree], dict[str, float]]:
-        tasks = draw_tasks(self.parts.tasks, self.config.seed, step, self.config.training.tasks_per_step)
+        tasks = draw_tasks(self.parts.tasks, self.config.seed, step - 1, self.config.training.tasks_per_step)
         engine = build.make_engine(self.parts, self.sampler, self.chat, step, self.parts.limits)
         compiled = self.sampler.compiled_seconds
         started = time.perf_counter()

@@ -106,6 +106,14 @@ def test_killed_runs_resume_to_the_same_bits(finished, tmp_path):
     assert same_outcome(json.loads(summary.read_text()), finished[1])
     first, second = (without_times(records.read_metrics(d)) for d in (finished[0] / "metrics.jsonl", metrics))
     assert first == second
+    assert trees(finished[0]) == trees(tmp_path / "killed")
+
+
+def trees(workdir):
+    lines = [records.tree_to_json(tree) for tree in records.read_trees(workdir / "trees.jsonl")]
+    for line in lines:
+        del line["ledger"]["wall_seconds"]
+    return lines
 
 
 def _last_step(metrics: Path) -> int:
