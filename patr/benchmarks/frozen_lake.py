@@ -1,0 +1,165 @@
+"""What a FrozenLake run reached and what it cost, as a Markdown table.
+
+python -m patr.benchmarks.frozen_lake runs/patr --against=runs/grpo
+
+`--against` names a run from the same warm start: the sampled tokens each needed for a success rate both have reached.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from patr.batching.tree import PackedBatch, pack_trees
+from patr.models.qwen import split
+from patr.objectives.advantages import group_advantages
+from patr.records import read_metrics, read_trees
+from patr.training import build
+from patr.training.losses import tree_loss
+from patr.training.optimizer import make_optimizer
+from patr.training.state import TrainState
+from patr.training.step import Updater
+from patr.training.workdirs import read_config
+from patr.types import Tree
+
+Rows = list[tuple[str, str]]
+
+
+def learning_rows(workdir: Path) -> Rows:
+    """Success on the test tasks after the warm start and at the end, and the time of training."""
+    rates = _evaluations(workdir)
+    summary = json.loads((workdir / "summary.json").read_text())
+    first, last = rates[0][1], rates[-1][1]
+    return [
+        ("success after the warm start", f"{100 * first:.1f}%"),
+        ("success at the end", f"{100 * last:.1f}% ({100 * (last - first):+.1f} points)"),
+        ("training, evaluations left out", f"{summary['wall_seconds'] / 60:.1f} min"),
+    ]
+
+
+def cost_rows(workdir: Path) -> Rows:
+    """Medians over the second half of the steps: by then every shape has been compiled."""
+    trees = _by_step(read_trees(workdir / "trees.jsonl"))
+    lines = [line for line in read_metrics(workdir / "metrics.jsonl") if "step_seconds" in line]
+    lines = lines[len(lines) // 2 :]
+    outside = [1 - (line["sampler_seconds"] + line["trainer_seconds"]) / line["step_seconds"] for line in lines]
+    prefilled = [line["prefilled_tokens"] / sum(map(given_tokens, trees[line["step"]])) for line in lines]
+    return [
+        ("step", f"{statistics.median(line['step_seconds'] for line in lines):.2f} s"),
+        ("time outside compiled functions", f"{100 * statistics.median(outside):.1f}% of a step"),
+        ("prefilled / unique prompt and observation tokens", f"{statistics.median(prefilled):.3f}"),
+    ]
+
+
+def given_tokens(tree: Tree) -> int:
+    """Prompt and observation tokens of a tree, each counted once."""
+    return len(tree.prompt_ids) + sum(len(t.observation_ids) for b in tree.branches for t in b.turns)
+
+
+def update_rows(workdir: Path, steps: int = 3, rounds: int = 7) -> Rows:
+    """An update on the trees of the last steps, with shared tokens computed once or for every leaf, turn by turn."""
+    config = read_config(workdir)
+    parts = build.build(config)
+    by_step = _by_step(read_trees(workdir / "trees.jsonl"))
+    trees = [tree for step in sorted(by_step)[-steps:] for tree in by_step[step]]
+    chat = build.make_chat(config, workdir)
+    graph, params = split(build.make_policy(config, chat))
+    optimizer = make_optimizer(parts.optimizer, 1)
+    state = TrainState(params, optimizer.init(params))
+
+    def loss(params, pack, reference):
+        return tree_loss(nnx.merge(graph, params), pack, parts.objective, config.limits.temperature)
+
+    update = Updater(loss, optimizer)
+    rewards = [[t.reward for t in tree.trajectories()] for tree in trees]
+    tree_batch, flat_batch = (
+        pack_trees(
+            trees,
+            [group_advantages(r) for r in rewards],
+            reduction=parts.objective.reduction,
+            buckets=parts.buckets,
+            share_prefixes=share,
+        )
+        for share in (True, False)
+    )
+
+    def run(batch: PackedBatch) -> Callable[[], None]:
+        return lambda: jax.block_until_ready(update(state, batch.packs, batch.denominator)[0].params)
+
+    ratio = interleaved_ratio(run(tree_batch), run(flat_batch), rounds)
+    tokens = tree_batch.unique_tokens / flat_batch.unique_tokens
+    return [
+        ("unique / flat tokens", f"{tree_batch.unique_tokens} / {flat_batch.unique_tokens} = {tokens:.2f}"),
+        ("update time, tree / flat", f"{ratio:.2f} ({ratio / tokens:.2f} of the token ratio)"),
+    ]
+
+
+def interleaved_ratio(first: Callable[[], None], second: Callable[[], None], rounds: int) -> float:
+    """Median of time(first) / time(second) over rounds that run both; one round before them compiles."""
+    ratios = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        first()
+        between = time.perf_counter()
+        second()
+        ratios.append((between - begun) / (time.perf_counter() - between))
+    return statistics.median(ratios[1:])
+
+
+def against_rows(workdir: Path, other: Path) -> Rows:
+    """Sampled tokens of both runs up to the highest success rate that both reach, between evaluations linearly."""
+    mine, theirs = _evaluations(workdir), _evaluations(other)
+    level = min(max(rate for _, rate in rates) for rates in (mine, theirs))
+    a, b = tokens_to_reach(level, mine), tokens_to_reach(level, theirs)
+    names = f"{workdir.name} / {other.name}"
+    return [
+        (f"sampled tokens to {100 * level:.1f}%, {names}", f"{a / 1e3:.0f}k / {b / 1e3:.0f}k = {a / b:.2f}"),
+    ]
+
+
+def tokens_to_reach(level: float, rates: Sequence[tuple[int, float]]) -> float:
+    """Sampled tokens at which the success rate first reaches `level`. Raises ValueError if it never does."""
+    before = rates[0]
+    for at in rates:
+        if at[1] >= level:
+            rise = at[1] - before[1]
+            return at[0] if not rise else before[0] + (at[0] - before[0]) * (level - before[1]) / rise
+        before = at
+    raise ValueError(f"a success rate of {level} is never reached; the highest is {max(rate for _, rate in rates)}")
+
+
+def _evaluations(workdir: Path) -> list[tuple[int, float]]:
+    """(sampled tokens of training so far, success rate) of each evaluation."""
+    lines = read_metrics(workdir / "metrics.jsonl")
+    return [(line["total_sampled_tokens"], line["eval/success_rate"]) for line in lines if "eval/success_rate" in line]
+
+
+def _by_step(trees: Iterable[Tree]) -> dict[int, list[Tree]]:
+    steps: dict[int, list[Tree]] = {}
+    for tree in trees:
+        steps.setdefault(tree.step, []).append(tree)
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a finished FrozenLake run reached and what it cost.")
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--against", type=Path, help="workdir of a run to compare with")
+    args = parser.parse_args()
+    try:
+        rows = [*learning_rows(args.workdir), *cost_rows(args.workdir), *update_rows(args.workdir)]
+        rows += against_rows(args.workdir, args.against) if args.against else []
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"error: {error}; the benchmark reads the workdir of a finished run") from error
+    print("| measured | value |\n|:--|--:|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
