@@ -23,7 +23,7 @@ def test_tokens_to_a_success_rate_lie_between_evaluations_on_a_line():
     assert tokens_to_reach(0.4, rates) == pytest.approx(50)
     assert tokens_to_reach(0.5, rates) == 100
     assert tokens_to_reach(0.7, rates) == pytest.approx(275)
-    with pytest.raises(ValueError, match="0.9 is never reached; the highest is 0.8"):
+    with pytest.raises(ValueError, match=r"0\.9 is never reached; the highest is 0\.8"):
         tokens_to_reach(0.9, rates)
 
 
