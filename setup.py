@@ -25,6 +25,7 @@ setup(
         "optax",
         "orbax-checkpoint>=0.12",
         "rich",
+        "safetensors",
         "tensorboardX",
         "tokenizers",
         "transformers>=5",
@@ -34,6 +35,6 @@ setup(
         "vllm": ["httpx"],
         "swe": ["docker", "swebench"],
         "notebooks": ["ipykernel", "nbclient", "nbformat"],
-        "dev": ["hypothesis", "jinja2", "pytest", "pytest-xdist", "ruff"],
+        "dev": ["hypothesis", "jinja2", "pytest", "pytest-xdist", "ruff", "torch"],
     },
 )
