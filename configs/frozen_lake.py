@@ -1,7 +1,11 @@
 """FrozenLake. `--config=configs/frozen_lake.py:tiny`, or `:smoke`.
 
-smoke  seconds: shows that everything runs, learns nothing
-tiny   minutes on two cores: a Qwen of 0.4M parameters learns the reference tasks from nothing
+smoke         seconds: shows that everything runs, learns nothing
+tiny          minutes on two cores: a Qwen of 0.4M parameters learns the reference tasks from nothing
+qwen2.5-0.5b  the paper's smaller run, from Qwen2.5-0.5B-Instruct
+qwen2.5-3b    the paper's larger run, from Qwen2.5-3B-Instruct
+
+A pretrained policy is read from --config.model.path: a Hugging Face directory, or a name of its hub.
 
 Numbers from the paper (PaTR) carry its section; the others say how they were chosen.
 """
@@ -69,11 +73,12 @@ def _base() -> ConfigDict:
     config.engine.scorer_retries = 2
 
     config.model = ConfigDict()
+    config.model.path = ""  # a Hugging Face directory or hub name; empty: random weights of the preset's size
     config.model.preset = "tiny"
     config.model.dtype = "float32"
 
     config.tokenizer = ConfigDict()
-    config.tokenizer.path = ""  # empty: train one on the environment's own text
+    config.tokenizer.path = ""  # empty: the checkpoint's; without a checkpoint, trained on the environment's own text
     config.tokenizer.vocab_size = 448  # merging stops near 420, where every word of the environment is one token
 
     config.sampler = "jax"
@@ -99,25 +104,25 @@ def _base() -> ConfigDict:
     config.objective.reduction = "seq_mean_token_mean"  # eq. 2
 
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 5e-4  # a policy this small takes large steps; the paper's 1e-6 is for 0.5B
+    config.optimizer.learning_rate = 6e-4  # a policy this small takes large steps; the paper's 1e-6 is for 0.5B
     config.optimizer.warmup_steps = 5
-    config.optimizer.schedule = "constant"
+    config.optimizer.schedule = "linear"
     config.optimizer.weight_decay = 0.0
     config.optimizer.max_grad_norm = 1.0
 
     config.training = ConfigDict()
-    config.training.steps = 100
-    config.training.tasks_per_step = 16
+    config.training.steps = 70
+    config.training.tasks_per_step = 24
     config.training.minibatches = 1  # updates a step
-    config.training.evaluate_every = 25
-    config.training.checkpoint_every = 25
+    config.training.evaluate_every = 14
+    config.training.checkpoint_every = 14
     config.training.keep_checkpoints = 2
 
     # The tiny policy starts from nothing; it first imitates noisy shortest paths.
     config.warm_start = ConfigDict()
-    config.warm_start.steps = 400
-    config.warm_start.episodes_per_step = 8
-    config.warm_start.noise = 0.1
+    config.warm_start.steps = 700
+    config.warm_start.episodes_per_step = 16
+    config.warm_start.noise = 0.5  # of the moves are random: a hesitant imitator, for RL to make decided
     config.warm_start.ramp = 0.7  # small maps first, all of them after this share of the steps
     config.warm_start.optimizer = ConfigDict()
     config.warm_start.optimizer.learning_rate = 2e-3
@@ -162,4 +167,36 @@ def _smoke(config: ConfigDict) -> None:
     config.packing.sizes = ((64, 160, 256), (192, 640, 512))
 
 
-VARIANTS = {"smoke": _smoke, "tiny": _tiny}
+def _qwen(config: ConfigDict, hub_name: str) -> None:
+    config.model.path = hub_name  # section 5.1
+    config.model.preset = ""
+    config.model.dtype = "bfloat16"  # of compute; parameters stay float32
+    config.warm_start.steps = 0  # pretrained policies need none
+    config.optimizer.learning_rate = 1e-6  # appendix A
+    config.optimizer.schedule = "constant"
+    config.optimizer.warmup_steps = 0
+    config.training.steps = 400  # appendix A
+    config.training.tasks_per_step = 64  # appendix A
+    config.training.evaluate_every = 20
+    config.training.checkpoint_every = 20
+    config.limits.max_response_tokens = 10240  # section 5.1
+    config.limits.max_turn_tokens = 1024  # a tenth of it: ten turns never run out
+    config.limits.max_context = 11264  # and the prompt
+    config.jax_sampler.max_new_tokens = 1024
+    config.jax_sampler.blocks = 24576
+    config.jax_sampler.prefills = ((256, 512), (1024, 4096))
+    config.jax_sampler.batches = (64, 256)
+    config.jax_sampler.contexts = (1024, 4096, 11264)
+    config.packing.row_length = 128
+    config.packing.sizes = ((64, 256, 4096), (128, 1024, 8192), (640, 12800, 65536))
+
+
+def _qwen_half(config: ConfigDict) -> None:
+    _qwen(config, "Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def _qwen_three(config: ConfigDict) -> None:
+    _qwen(config, "Qwen/Qwen2.5-3B-Instruct")
+
+
+VARIANTS = {"smoke": _smoke, "tiny": _tiny, "qwen2.5-0.5b": _qwen_half, "qwen2.5-3b": _qwen_three}

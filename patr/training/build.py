@@ -15,8 +15,9 @@ from patr.envs.frozen_lake import FrozenLake
 from patr.envs.frozen_lake_corpus import frozen_lake_corpus
 from patr.envs.frozen_lake_maps import four_by_four_tasks, reference_tasks
 from patr.envs.grid_paths import MOVES, expert_action
-from patr.models.config import preset
+from patr.models.config import PRESETS, ModelConfig, preset
 from patr.models.qwen import Qwen
+from patr.models.weights import find_checkpoint, load_policy, read_config
 from patr.objectives.policy_losses import Objective
 from patr.rollouts import ROLLOUTS
 from patr.rollouts.base import Limits
@@ -80,6 +81,7 @@ def build(config: ConfigDict) -> Parts:
     if not config.limits.temperature > 0:
         raise ValueError(f"limits.temperature={config.limits.temperature}: training needs sampling, so above 0")
     metrics_log.check(config.logging)
+    _check_model(config)
     limits = Limits(**config.limits)
     env = {key: value for key, value in config.env.items() if key != "tasks"}
     make_env = functools.partial(FrozenLake, max_turns=limits.max_turns, **env)
@@ -108,9 +110,14 @@ def build(config: ConfigDict) -> Parts:
 
 
 def make_chat(config: ConfigDict, workdir: Path) -> Chat:
-    """The tokenizer named in the config, or one trained on the environment's own text and kept in the workdir."""
+    """The tokenizer named in the config, or that of its checkpoint; else one trained on the environment's own text.
+
+    The last is kept in the workdir.
+    """
     if config.tokenizer.path:
         return Chat(Tokenizer.load(config.tokenizer.path))
+    if config.model.path:
+        return Chat(Tokenizer.load(find_checkpoint(config.model.path)))
     directory = workdir / "tokenizer"
     if not (directory / "tokenizer_config.json").is_file():
         env = {key: value for key, value in config.env.items() if key != "tasks"}
@@ -147,13 +154,27 @@ def without_overlong(parts: Parts, chat: Chat) -> Parts:
 
 
 def make_policy(config: ConfigDict, chat: Chat) -> Qwen:
-    """A policy with weights drawn from the run's seed."""
+    """The policy of config.model.path, or one of the preset's size with weights drawn from the run's seed."""
+    if config.model.path:
+        policy = load_policy(find_checkpoint(config.model.path), config.model.dtype)
+        if chat.tokenizer.vocab_size > policy.config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {chat.tokenizer.vocab_size} tokens, and the policy of "
+                f"model.path={config.model.path} only {policy.config.vocab_size}: they do not belong together"
+            )
+        return policy
     model_config = preset(config.model.preset, vocab_size=chat.tokenizer.vocab_size, dtype=config.model.dtype)
-    if config.limits.max_context > model_config.max_context:
-        raise ValueError(
-            f"limits.max_context={config.limits.max_context}: the policy holds {model_config.max_context} tokens"
-        )
     return Qwen(model_config, rngs=nnx.Rngs(seed_for(config.seed, "parameters") & 0x7FFFFFFF))
+
+
+def _check_model(config: ConfigDict) -> None:
+    if not config.model.path:
+        _choice("model.preset", config.model.preset, PRESETS)
+    _choice("model.dtype", config.model.dtype, ("float32", "bfloat16"))
+    path, longest = config.model.path, config.limits.max_context
+    model: ModelConfig = read_config(find_checkpoint(path)) if path else preset(config.model.preset)
+    if longest > model.max_context:
+        raise ValueError(f"limits.max_context={longest}: the policy holds {model.max_context} tokens")
 
 
 def make_engine(parts: Parts, sampler: JaxSampler, chat: Chat, step: int, limits: Limits) -> Engine:

@@ -56,11 +56,7 @@ def evaluate_workdir(
         config.evaluation.samples = samples
     run = Run(build.build(config), workdir.absolute())
     try:
-        restored = run.checkpoints.restore(run.state, step)
-        if restored is None:
-            raise ValueError(f"{workdir} holds no checkpoint yet")
-        run.state = restored[0]
-        run.give_weights()
+        run.restore(step)
         return run.evaluate()
     finally:
         run.checkpoints.close()
@@ -74,6 +70,7 @@ class Run:
         self.chat = build.make_chat(self.config, workdir)
         self.parts = build.without_overlong(parts, self.chat)
         model = build.make_policy(self.config, self.chat)
+        self.model_config = model.config
         self.graph, params = split(model)
         updates = self.config.training.steps * self.config.training.minibatches
         self.optimizer = make_optimizer(parts.optimizer, updates)
@@ -95,6 +92,14 @@ class Run:
             self.checkpoints.close()
             if self.log is not None:
                 self.log.close()
+
+    def restore(self, step: int | None = None) -> None:
+        """Take up a checkpoint, the newest if not told which. Raises ValueError if there is none."""
+        restored = self.checkpoints.restore(self.state, step)
+        if restored is None:
+            raise ValueError(f"{self.workdir} holds no checkpoint yet")
+        self.state = restored[0]
+        self.give_weights()
 
     def _restore_or_warm_start(self) -> None:
         restored = self.checkpoints.restore(self.state)
