@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import transformers
 from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -68,6 +67,8 @@ def read_config(directory: Path, dtype: str = "bfloat16") -> ModelConfig:
 
     Raises ValueError for anything but a dense Qwen2 or Qwen3 with full attention and plain rotary positions.
     """
+    import transformers  # takes seconds, and most runs have no use for it
+
     try:
         found = transformers.AutoConfig.from_pretrained(directory)
     except Exception as error:  # what transformers raises here has no common base
@@ -168,7 +169,9 @@ def save_checkpoint(
     _to_transformers(config, dtype).save_pretrained(directory)
 
 
-def _to_transformers(config: ModelConfig, dtype: str) -> transformers.PretrainedConfig:
+def _to_transformers(config: ModelConfig, dtype: str) -> Any:
+    import transformers
+
     family = transformers.Qwen3Config if config.qk_norm else transformers.Qwen2Config
     return family(
         vocab_size=config.vocab_size,
