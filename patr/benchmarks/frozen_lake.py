@@ -61,12 +61,12 @@ def given_tokens(tree: Tree) -> int:
     return len(tree.prompt_ids) + sum(len(t.observation_ids) for b in tree.branches for t in b.turns)
 
 
-def update_rows(workdir: Path, steps: int = 3, rounds: int = 7) -> Rows:
-    """An update on the trees of the last steps, with shared tokens computed once or for every leaf, turn by turn."""
+def update_rows(workdir: Path, rounds: int = 5) -> Rows:
+    """The update on the last step's trees, with shared tokens computed once or for every leaf, turn by turn."""
     config = read_config(workdir)
     parts = build.build(config)
     by_step = _by_step(read_trees(workdir / "trees.jsonl"))
-    trees = [tree for step in sorted(by_step)[-steps:] for tree in by_step[step]]
+    trees = by_step[max(by_step)]
     chat = build.make_chat(config, workdir)
     graph, params = split(build.make_policy(config, chat))
     optimizer = make_optimizer(parts.optimizer, 1)
@@ -84,6 +84,7 @@ def update_rows(workdir: Path, steps: int = 3, rounds: int = 7) -> Rows:
             reduction=parts.objective.reduction,
             buckets=parts.buckets,
             share_prefixes=share,
+            skip_flat=True,
         )
         for share in (True, False)
     )
