@@ -6,6 +6,7 @@ queries, the keys and values of its path together.
 """
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -43,13 +44,17 @@ def tiled_attention(
     key_positions: jax.Array,
     tile_query: jax.Array,
     tile_keys: jax.Array,
+    chunk: int | None = None,
 ) -> jax.Array:
     """Grouped-query attention of q [R, T, H, D] over blocks of keys k, v [C, K, S, D], where a path is made of blocks.
 
     Tile n is a row of queries, tile_query[n], against W blocks, tile_keys[n] [W]; the tiles of a query row add up to
     its path and follow each other. The query at position p (positions [R, T]) sees the keys whose position in the
-    tile (key_positions [N, W * S]) is at most p. Row R and block C are padding. Work and memory go with the number of
-    tiles, whatever the longest path is. Returns [R, T, H, D]; 0 in rows without a tile.
+    tile (key_positions [N, W * S]) is at most p. Row R and block C are padding. Work goes with the number of tiles,
+    whatever the longest path is. Returns [R, T, H, D]; 0 in rows without a tile.
+
+    chunk: tiles whose scores exist at once; by default as many as give 256 MB of them. The backward pass computes
+    them again (FlashAttention, arXiv 2205.14135), so what is kept between the passes does not grow with the tiles.
     """
     R, T, H, D = q.shape
     C, K, S, _ = k.shape
@@ -58,26 +63,116 @@ def tiled_attention(
     chex.assert_shape(positions, (R, T))
     chex.assert_shape(key_positions, (N, W * S))
     chex.assert_shape(tile_query, (N,))
+    chunk = min(N, chunk or max(1, 2**26 // (H * T * W * S)))
+    tiles = _Tiles(tile_query, tile_keys, key_positions)
+    out = _attend_tiles(_join_groups(q * D**-0.5, K), k, v, positions, tiles.in_chunks(chunk, R, C))
+    return _part_groups(out, T).astype(v.dtype)
 
-    def of_queries(x):
-        return jnp.take(x, tile_query, axis=0, mode="clip")
 
-    def of_keys(x):  # [C, K, S, D] -> [N, K, W * S, D]
-        gathered = jnp.take(x, tile_keys, axis=0, mode="fill", fill_value=0)
-        return gathered.swapaxes(1, 2).reshape(N, K, W * S, D)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    query: jax.Array  # [..., n]
+    keys: jax.Array  # [..., n, W]
+    key_positions: jax.Array  # [..., n, W * S]
 
-    queries = of_queries(_join_groups(q * D**-0.5, K))
-    scores = jnp.einsum("nkqd,nkpd->nkqp", queries, of_keys(k), preferred_element_type=jnp.float32)
-    hidden = jnp.where(key_positions[:, None] <= of_queries(positions)[..., None], 0.0, _HIDDEN)  # [N, T, W * S]
-    scores = scores + jnp.tile(hidden, (1, H // K, 1))[:, None]
+    def in_chunks(self, chunk: int, no_row: int, no_block: int) -> "_Tiles":
+        """[N, ...] -> [chunks, chunk, ...], the last one filled up with padding."""
+        N = len(self.query)
+        chunks = -(-N // chunk)
 
-    # One softmax over all tiles of a row; where a row has none, a maximum that is finite and a sum that is not 0.
-    of_row = dict(segment_ids=tile_query, num_segments=R, indices_are_sorted=True)
-    largest = jnp.maximum(jax.ops.segment_max(jax.lax.stop_gradient(scores).max(axis=-1), **of_row), _HIDDEN)
-    weights = jnp.exp(scores - of_queries(largest)[..., None])
-    out = jnp.einsum("nkqp,nkpd->nkqd", weights.astype(v.dtype), of_keys(v), preferred_element_type=jnp.float32)
-    out, total = (jax.ops.segment_sum(x, **of_row) for x in (out, weights.sum(axis=-1)))
-    return _part_groups(out / jnp.where(total == 0, 1.0, total)[..., None], T).astype(v.dtype)
+        def split(x, fill):
+            padding = [(0, chunks * chunk - N)] + [(0, 0)] * (x.ndim - 1)
+            return jnp.pad(x, padding, constant_values=fill).reshape(chunks, chunk, *x.shape[1:])
+
+        return _Tiles(
+            split(self.query, no_row), split(self.keys, no_block), split(self.key_positions, NOWHERE + 1)
+        )  # fmt: skip
+
+    def of_queries(self, x):
+        """What every tile has of x [R, ...]: [n, ...]."""
+        return jnp.take(x, self.query, axis=0, mode="clip")
+
+    def of_keys(self, x):
+        """[C, K, S, D] -> [n, K, W * S, D]."""
+        gathered = jnp.take(x, self.keys, axis=0, mode="fill", fill_value=0)
+        n, W, K, S, D = gathered.shape
+        return gathered.swapaxes(1, 2).reshape(n, K, W * S, D)
+
+    def sum_by_row(self, x, rows: int):
+        """[n, ...] -> [R, ...]."""
+        return jax.ops.segment_sum(x, self.query, rows, indices_are_sorted=True)
+
+    def max_by_row(self, x, rows: int):
+        return jax.ops.segment_max(x, self.query, rows, indices_are_sorted=True)
+
+    def add_to_keys(self, total, x):
+        """total [C, K, S, D] with x [n, K, W * S, D] added to the blocks it belongs to."""
+        K, S, D = total.shape[1:]
+        blocks = x.reshape(len(x), K, -1, S, D).swapaxes(1, 2)
+        return total.at[self.keys].add(blocks, mode="drop")
+
+    def scores(self, q, k, positions):
+        """[n, K, G * T, W * S], far below zero where a query does not see a key."""
+        T = positions.shape[1]
+        scores = _float32_einsum("nkqd,nkpd->nkqp", self.of_queries(q), self.of_keys(k))
+        hidden = jnp.where(self.key_positions[:, None] <= self.of_queries(positions)[..., None], 0.0, _HIDDEN)
+        return scores + jnp.tile(hidden, (1, q.shape[2] // T, 1))[:, None]
+
+
+_float32_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _attend_tiles(q, k, v, positions, chunks):
+    """q [R, K, G * T, D], scaled, over the tiles of all chunks: [R, K, G * T, D] in float32."""
+    return _forward(q, k, v, positions, chunks)[0]
+
+
+def _forward(q, k, v, positions, chunks):
+    R = len(q)
+
+    def add(so_far, tiles):
+        largest, total, out = so_far
+        scores = tiles.scores(q, k, positions)
+        new = jnp.maximum(largest, tiles.max_by_row(scores.max(axis=-1), R))
+        weights = jnp.exp(scores - tiles.of_queries(new)[..., None])
+        shrink = jnp.exp(largest - new)
+        total = total * shrink + tiles.sum_by_row(weights.sum(axis=-1), R)
+        values = _float32_einsum("nkqp,nkpd->nkqd", weights.astype(v.dtype), tiles.of_keys(v))
+        return (new, total, out * shrink[..., None] + tiles.sum_by_row(values, R)), None
+
+    # Finite where a row has no tile, so that nothing there becomes NaN.
+    start = jnp.full(q.shape[:3], _HIDDEN), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape)
+    (largest, total, out), _ = jax.lax.scan(add, start, chunks)
+    total = jnp.where(total == 0, 1.0, total)
+    out = out / total[..., None]
+    return out, (q, k, v, positions, chunks, out, largest + jnp.log(total))
+
+
+def _backward(kept, d_out):
+    q, k, v, positions, chunks, out, log_total = kept
+    R = len(q)
+    along = jnp.sum(d_out * out, axis=-1)  # [R, K, G * T]
+
+    def add(so_far, tiles):
+        dq, dk, dv = so_far
+        weights = jnp.exp(tiles.scores(q, k, positions) - tiles.of_queries(log_total)[..., None])
+        d_tile = tiles.of_queries(d_out).astype(v.dtype)
+        d_scores = _float32_einsum("nkqd,nkpd->nkqp", d_tile, tiles.of_keys(v)) - tiles.of_queries(along)[..., None]
+        d_scores = (d_scores * weights).astype(q.dtype)
+        weights = weights.astype(v.dtype)
+        dq += tiles.sum_by_row(_float32_einsum("nkqp,nkpd->nkqd", d_scores, tiles.of_keys(k)), R)
+        dk = tiles.add_to_keys(dk, _float32_einsum("nkqp,nkqd->nkpd", d_scores, tiles.of_queries(q)))
+        dv = tiles.add_to_keys(dv, _float32_einsum("nkqp,nkqd->nkpd", weights, d_tile))
+        return (dq, dk, dv), None
+
+    start = jnp.zeros(q.shape), jnp.zeros(k.shape), jnp.zeros(v.shape)
+    (dq, dk, dv), _ = jax.lax.scan(add, start, chunks)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+
+
+_attend_tiles.defvjp(_forward, _backward)
 
 
 def _join_groups(q: jax.Array, K: int) -> jax.Array:
@@ -110,6 +205,7 @@ class TreeRows:
     positions: jax.Array  # [B, T]; NOWHERE where there is no token
     tile_query: jax.Array  # [N]
     tile_keys: jax.Array  # [N, W]
+    chunk: int | None = None  # see `tiled_attention`
 
     def __call__(self, layer: int, q, k, v):
         del layer
@@ -123,4 +219,5 @@ class TreeRows:
             in_tiles.reshape(len(self.tile_query), -1),
             self.tile_query,
             self.tile_keys,
+            self.chunk,
         )
