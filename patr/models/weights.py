@@ -134,11 +134,17 @@ def tensor_name(path: tuple) -> tuple[str, bool]:
 
 
 def save_checkpoint(
-    params: Params, config: ModelConfig, directory: Path, dtype: str = "bfloat16", shard_bytes: int = 4 << 30
+    params: Params,
+    config: ModelConfig,
+    directory: Path,
+    dtype: str = "bfloat16",
+    shard_bytes: int = 4 << 30,
+    special_ids: Mapping[str, int] | None = None,
 ) -> None:
     """Write parameters as a Hugging Face directory: config.json and safetensors files of at most `shard_bytes`.
 
     dtype: 'bfloat16' or 'float32', of the tensors. A tensor larger than `shard_bytes` gets a file of its own.
+    special_ids: for config.json, such as eos_token_id.
     """
     directory.mkdir(parents=True, exist_ok=True)
     leaves = [(*tensor_name(_keys(path)), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
@@ -166,10 +172,10 @@ def save_checkpoint(
             "weight_map": {name: file for file, shard in zip(names, shards, strict=True) for name, _, _ in shard},
         }
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    _to_transformers(config, dtype).save_pretrained(directory)
+    _to_transformers(config, dtype=dtype, **(special_ids or {})).save_pretrained(directory)
 
 
-def _to_transformers(config: ModelConfig, dtype: str) -> Any:
+def _to_transformers(config: ModelConfig, **fields) -> Any:
     import transformers
 
     family = transformers.Qwen3Config if config.qk_norm else transformers.Qwen2Config
@@ -186,7 +192,7 @@ def _to_transformers(config: ModelConfig, dtype: str) -> Any:
         rms_norm_eps=config.norm_eps,
         max_position_embeddings=config.max_context,
         architectures=["Qwen3ForCausalLM" if config.qk_norm else "Qwen2ForCausalLM"],
-        dtype=dtype,
+        **fields,
     )
 
 

@@ -12,9 +12,10 @@ END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 
-# A word, one digit, or a run of other signs, each with at most one space before it. Newlines stand alone.
-# Grid cells, parted by spaces and newlines, can therefore never merge with one another.
-_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+# A word or a run of other signs, each with at most one space before it, or one digit. Newlines stand alone.
+# Grid cells, parted by spaces and newlines, can therefore never merge with one another. Wherever Qwen2's tokenizer
+# parts a text, so does this one: its splitting, which transformers puts in place of ours, gives the same ids.
+_PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 _CHATML = (
     "{% for message in messages %}"
@@ -71,9 +72,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: str | Path
     """Train a byte-level BPE with ChatML's special tokens and save it as a Hugging Face tokenizer directory.
 
     vocab_size: at most this many ids; fewer if the texts hold no more pairs to merge.
-    The same texts give byte-identical files. AutoTokenizer loads them, unless a config.json of
-    model_type qwen2 lies beside: transformers 5 then puts Qwen2's own splitting in place of this
-    one. PreTrainedTokenizerFast loads them right in either case.
+    The same texts give byte-identical files. AutoTokenizer reads them to the same ids.
     Raises ValueError if vocab_size cannot hold 256 bytes and 3 special tokens.
     """
     specials = [END_OF_TEXT, TURN_START, TURN_END]

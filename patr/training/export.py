@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from patr.models.weights import find_checkpoint, save_checkpoint
+from patr.text.tokenizer import END_OF_TEXT
 from patr.training import build, workdirs
 from patr.training.loop import Run
 
@@ -24,7 +25,8 @@ def export_workdir(workdir: Path, out: Path, step: int | None = None, dtype: str
         run.restore(step)
     finally:
         run.checkpoints.close()
-    save_checkpoint(run.state.params, run.model_config, out, dtype)
+    special_ids = {"eos_token_id": run.chat.stop_ids[0], "pad_token_id": run.chat.tokenizer.token_id(END_OF_TEXT)}
+    save_checkpoint(run.state.params, run.model_config, out, dtype, special_ids=special_ids)
     source = find_checkpoint(config.model.path) if config.model.path else workdir / "tokenizer"
     for file in {file for pattern in TOKENIZER_FILES for file in Path(config.tokenizer.path or source).glob(pattern)}:
         shutil.copy(file, out)

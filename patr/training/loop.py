@@ -111,8 +111,7 @@ class Run:
         records.truncate_after(self.workdir / "trees.jsonl", self.state.step)
         if restored is None:
             self._warm_start()
-            self._evaluate(step=0)
-            self._save()
+            self._save(self._evaluate(step=0))
         if self.parts.objective.kl_coef:
             self.reference = self.checkpoints.restore(self.state, step=0)[0].params
 
@@ -154,10 +153,9 @@ class Run:
                 records.append_trees(self.workdir / "trees.jsonl", trees)
                 self.log.write(step, metrics)
                 last = step == settings.steps
-                if last or step % settings.evaluate_every == 0:
-                    self._evaluate(step)
+                report = self._evaluate(step) if last or step % settings.evaluate_every == 0 else None
                 if last or step % settings.checkpoint_every == 0:
-                    self._save()
+                    self._save(report)
                 progress.advance(step, success=metrics["success"], tokens=metrics["tokens_per_second"])
 
     def _roll_out(self, step: int) -> tuple[list[Tree], dict[str, float]]:
@@ -210,7 +208,7 @@ class Run:
     def give_weights(self) -> None:
         self.sampler.update_weights(self.state.params, self.state.step)
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int) -> Report:
         started = time.perf_counter()
         self.report = self.evaluate()
         metrics = rollout_metrics.of_report(self.report)
@@ -221,6 +219,7 @@ class Run:
             f"step {step}: {100 * self.report.success_rate:.1f}% success on {self.report.tasks} test tasks, "
             f"pass@4 {100 * self.report.pass_at_4:.1f}%"
         )
+        return self.report
 
     def evaluate(self) -> Report:
         """The paper's protocol with the current policy."""
@@ -236,8 +235,8 @@ class Run:
         finally:
             self.give_weights()  # drops the cache: what the next step finds in it must not depend on evaluations
 
-    def _save(self) -> None:
-        self.checkpoints.save(self.state, dict(self.totals), self.report.success_rate)
+    def _save(self, report: Report | None) -> None:
+        self.checkpoints.save(self.state, dict(self.totals), report and report.success_rate)
 
     def _time(self, started: float, metrics: dict[str, float]) -> dict[str, float]:
         """Add the step to the run's totals, which live in the checkpoints."""

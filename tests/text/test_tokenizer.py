@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from patr.envs.frozen_lake_text import system_prompt
 from patr.text.tokenizer import END_OF_TEXT, TURN_END, TURN_START, Tokenizer, train_tokenizer
@@ -40,7 +40,7 @@ def test_grid_cells_stay_tokens_of_their_own(tokenizer):
 
 
 def test_digits_words_and_fences_stay_apart(tokenizer):
-    assert pieces(tokenizer, "Turns left: 10.") == ["Turns", " left", ":", " 1", "0", "."]
+    assert pieces(tokenizer, "Turns left: 10.") == ["Turns", " left", ":", " ", "1", "0", "."]
     assert pieces(tokenizer, "```left```") == ["```", "left", "```"]
 
 
@@ -73,7 +73,7 @@ def test_transformers_gives_the_same_ids(tokenizer, directory, corpus, tmp_path)
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    alone, beside_a_model = AutoTokenizer.from_pretrained(directory), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    alone, beside_a_model = AutoTokenizer.from_pretrained(directory), AutoTokenizer.from_pretrained(tmp_path)
     for theirs in (alone, beside_a_model):
         for text in (*corpus[:20], "Ünïcode  \t\n\n 123 «x»"):
             assert tuple(theirs.encode(text, add_special_tokens=False)) == tokenizer.encode(text)

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoTokenizer
 
 from patr import records
+from patr.text.tokenizer import END_OF_TEXT, TURN_END, Tokenizer
 from patr.training.export import export_workdir
-from patr.training.loop import evaluate_workdir, train
+from patr.training.loop import Run, evaluate_workdir, train
 from patr.training.workdirs import claimed
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +112,21 @@ def test_killed_runs_resume_to_the_same_bits(finished, tmp_path):
     assert trees(finished[0]) == trees(tmp_path / "killed")
 
 
+def test_checkpoints_between_evaluations_are_gone_on_from(finished, tmp_path, monkeypatch):
+    config = smoke(**{"training.evaluate_every": 4, "training.checkpoint_every": 1})
+    roll_out = Run._roll_out
+
+    def interrupted(run, step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return roll_out(run, step)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "_roll_out", interrupted)
+        train(config, tmp_path)
+    assert train(config, tmp_path)["params_sha256"] == finished[1]["params_sha256"]
+
+
 def test_an_exported_policy_is_where_another_run_starts(finished, tmp_path):
     out = tmp_path / "export"
     assert export_workdir(finished[0], out, dtype="float32") == 4
@@ -121,6 +138,16 @@ def test_an_exported_policy_is_where_another_run_starts(finished, tmp_path):
     assert lines[0]["eval/success_rate"] == finished[1]["success_rate"]
     assert lines[0]["eval/response_length"] == finished[1]["response_length"]
     assert summary["params_sha256"] == finished[1]["params_sha256"]
+
+
+def test_transformers_reads_the_export_as_we_do(finished, tmp_path):
+    out = tmp_path / "export"
+    export_workdir(finished[0], out)
+    theirs, ours = AutoTokenizer.from_pretrained(out), Tokenizer.load(finished[0] / "tokenizer")
+    text = "Legend: P you, _ ice.\nP _ O\n_ _ G\nTurns left: 10.\n```left```"
+    assert tuple(theirs.encode(text)) == ours.encode(text)
+    config = AutoConfig.from_pretrained(out)
+    assert (config.eos_token_id, config.pad_token_id) == (ours.token_id(TURN_END), ours.token_id(END_OF_TEXT))
 
 
 def trees(workdir):
