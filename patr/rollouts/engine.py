@@ -38,7 +38,8 @@ class Engine:
     make_env: a new, not yet reset environment.
     step: the training step; with run_seed and task id it addresses every random choice.
     env_retries, scorer_retries: further tries after a failure, per call.
-    env_threads: environment calls at once, each in a thread; 0 calls in the event loop.
+    env_threads: environment calls at once, each in a thread; 0 calls in the event loop. With threads, what is sampled
+        together follows their timing, and float rounding with it: runs repeat to the bit only without.
     env_timeout: seconds one environment call may take; needs env_threads.
     Raises ValueError if limits.max_context exceeds what the sampler holds.
     """

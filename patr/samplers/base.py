@@ -46,7 +46,7 @@ class Sample:
 
 
 class Sampler(Protocol):
-    """Serves many concurrent requests; each answer depends on its own request only."""
+    """Serves many concurrent requests; what each draws depends on its own request only."""
 
     max_context: int  # prompt and sampled tokens together
 

@@ -2,7 +2,8 @@
 
 Requests are whole trajectories. The sampler finds the longest prefix it still
 holds, prefills the rest once however many requests share it, and decodes all
-together. What a request gets depends on its tokens, seed and temperature only.
+together. What a request draws depends on its tokens, seed and temperature only;
+the shape it is computed in moves log-probs by float rounding.
 """
 
 import concurrent.futures
