@@ -55,9 +55,11 @@ def _base() -> ConfigDict:
     config.env.hints = ()  # 'position', 'surroundings': not the benchmark any more
 
     config.scorer = ConfigDict()
-    config.scorer.name = "grid"  # appendix A; it gives no weights, equal ones are ours
-    config.scorer.reward_weight = 0.5
-    config.scorer.distance_weight = 0.5
+    config.scorer.name = "grid"  # appendix A, which gives no weights
+    # Reward comes with the goal alone, so no active branch has any: weight on it would only shrink all scores
+    # against prune_margin, until nothing is ever pruned by it.
+    config.scorer.reward_weight = 0.0
+    config.scorer.distance_weight = 1.0
 
     config.limits = ConfigDict()
     config.limits.max_turns = 10  # section 5.1
@@ -96,8 +98,8 @@ def _base() -> ConfigDict:
     config.packing.sizes = ((48, 96, 256), (48, 200, 256), (128, 512, 768), (352, 2560, 1024))
 
     config.objective = ConfigDict()
-    config.objective.clip_low = 0.2
-    config.objective.clip_high = 0.28  # appendix A
+    config.objective.clip_low = 0.28  # appendix A
+    config.objective.clip_high = 0.28
     config.objective.dual_clip = None
     config.objective.kl_coef = 0.001  # appendix A
     config.objective.entropy_coef = 0.0
@@ -147,6 +149,7 @@ def _tiny(config: ConfigDict) -> None:
 
 def _smoke(config: ConfigDict) -> None:
     _tiny(config)
+    config.objective.entropy_coef = 0.01  # something to update on: no episode succeeds yet
     config.limits.max_turns = 4
     config.limits.max_response_tokens = 512
     config.limits.max_context = 704

@@ -40,3 +40,8 @@ class Max:
 
 
 Metrics = dict[str, Mean | Max]
+
+
+def joined(a: Metrics, b: Metrics) -> Metrics:
+    """What two parts measured, as one; an empty part measured nothing."""
+    return a | {name: a[name] + metric if name in a else metric for name, metric in b.items()}

@@ -18,7 +18,7 @@ class EnvFailed(RuntimeError):
 class _Step(NamedTuple):
     text: str
     seed: int
-    done: bool
+    result: StepResult
 
 
 class LiveEnv:
@@ -48,7 +48,7 @@ class LiveEnv:
 
     async def step(self, text: str, seed: int) -> StepResult:
         result = await self._retried(lambda: self._step(text, seed))
-        self._steps += (_Step(text, seed, result.done),)
+        self._steps += (_Step(text, seed, result),)
         return result
 
     async def outcome(self) -> float:
@@ -111,10 +111,10 @@ class LiveEnv:
     async def _build(self) -> Sequence[Message]:
         self._env = await self._calls(self._make, undo=_close)
         messages = await self._calls(self._env.reset, self._task)
-        for step in self._steps:
+        for number, step in enumerate(self._steps, start=1):
             replayed = await self._step(step.text, step.seed)
-            if replayed.done != step.done:
-                raise RuntimeError("replaying the episode in a fresh environment ended at another turn")
+            if replayed != step.result:
+                raise RuntimeError(f"a fresh environment gave {replayed} at turn {number}, not {step.result} as before")
         return messages
 
 

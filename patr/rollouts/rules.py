@@ -40,48 +40,13 @@ def repeat_decision(candidate: Candidate, limit: int | None) -> Decision | None:
     return candidate.decision("prune", "repeat", limit) if repeats(candidate.actions, limit) else None
 
 
-def check_branching(
-    method: str,
-    *,
-    initial_branches: int,
-    score_every: int,
-    children: int,
-    top_k: int,
-    repeat_limit: int | None,
-    repeat_check: str,
-    pruned_reward: str,
-    group: str,
-    max_leaves: int | None,
-) -> None:
-    """Raise ValueError for the first knob of a branching controller that has no meaning."""
-    check_count(method, "initial_branches", initial_branches, 1)
-    check_count(method, "score_every", score_every, 1)
-    check_count(method, "children", children, 2)
-    check_count(method, "top_k", top_k, 0)
-    if repeat_limit is not None:
-        check_count(method, "repeat_limit", repeat_limit, 2)
-    if max_leaves is not None:
-        check_count(method, "max_leaves", max_leaves, initial_branches)
-    _check_choice(method, "repeat_check", repeat_check, ("turn", "checkpoint"))
-    _check_choice(method, "pruned_reward", pruned_reward, ("outcome", "zero"))
-    _check_choice(method, "group", group, ("keep_all", "best_n"))
-
-
-def check_interval(method: str, score_every: int, max_turns: int) -> None:
-    """Raise ValueError if no branch could live to its first checkpoint."""
-    if score_every > max_turns:
-        raise ValueError(
-            f"{method}: score_every={score_every} exceeds max_turns={max_turns}, so no branch would ever be expanded; "
-            f"expected 1 to {max_turns}"
-        )
-
-
 def check_count(method: str, knob: str, value: int, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{method}: {knob}={value!r}: expected a whole number, at least {least}")
 
 
-def _check_choice(method: str, knob: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_choice(method: str, knob: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{method}: {knob}={value!r}: expected one of {', '.join(map(repr, allowed))}")

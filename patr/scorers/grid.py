@@ -14,14 +14,15 @@ class GridProgress:
     Progress is 1 - d / (d0 + 1): d the shortest hole-free path from the player to
     the goal, d0 the one from the start. It is 1 on the goal, 1 / (d0 + 1) at the start,
     and 0 where d > d0, in a hole, and where no path leads to the goal.
-    The paper names both terms but gives neither weights nor normaliser. Equal weights
-    are ours; the start is put above 0 so that wandering off still ranks below standing still.
+    The paper names both terms but gives neither weights nor normaliser. The start is put above 0 so that wandering
+    off still ranks below standing still. By default all weight is on progress: where reward comes only at the end,
+    as in FrozenLake, every active branch has 0 of it, and weight there would only narrow the scores.
     The accumulated reward must lie in [0, 1], as FrozenLake's does: scores beyond are refused by the engine.
     Raises ValueError for weights that are negative or do not sum to 1, and for a branch without a turn.
     """
 
-    reward_weight: float = 0.5
-    distance_weight: float = 0.5
+    reward_weight: float = 0.0
+    distance_weight: float = 1.0
 
     def __post_init__(self):
         weights = (self.reward_weight, self.distance_weight)

@@ -21,6 +21,8 @@ from patr.batching.tree import pack_trees
 from patr.evaluation.evaluate import EVALUATION_STEP, Report, evaluate
 from patr.models.qwen import split
 from patr.objectives.advantages import group_advantages
+from patr.objectives.metrics import Metrics, joined
+from patr.samplers.base import SamplerError
 from patr.samplers.jax_sampler import JaxSampler
 from patr.training import build, rollout_metrics, workdirs
 from patr.training.checkpoint import Checkpoints, digest
@@ -113,7 +115,8 @@ class Run:
             self._warm_start()
             self._save(self._evaluate(step=0))
         if self.parts.objective.kl_coef:
-            self.reference = self.checkpoints.restore(self.state, step=0)[0].params
+            first = self.state if self.state.step == 0 else self.checkpoints.restore(self.state, step=0)[0]
+            self.reference = first.params
 
     def _warm_start(self) -> None:
         """Imitate noisy shortest paths: the tiny policy starts from nothing."""
@@ -131,8 +134,9 @@ class Run:
                     demonstrator.demonstrate(task, self.config.seed, step * count + i) for i, task in enumerate(tasks)
                 ]
                 batch = pack_trees(trees, None, reduction="token_mean", buckets=self.parts.buckets)
-                state, metrics = update(state, batch.packs, batch.denominator)
-                self._check_finite("warm start", step, metrics)
+                state, measured = update(state, batch.packs, batch.denominator)
+                metrics = _values(measured)
+                self._check_finite(f"warm start step {step + 1}", metrics)
                 progress.advance(step + 1, loss=metrics["loss"])
         self.totals["wall_seconds"] += time.perf_counter() - started
         self.state = self.state.replace(params=state.params, opt_state=self.optimizer.init(state.params))
@@ -148,10 +152,11 @@ class Run:
                 started = time.perf_counter()
                 step = self.state.step + 1
                 trees, metrics = self._roll_out(step)
+                records.append_trees(self.workdir / "trees.jsonl", trees)
                 metrics |= self._update(update, trees)
                 metrics |= self._time(started, metrics)
-                records.append_trees(self.workdir / "trees.jsonl", trees)
                 self.log.write(step, metrics)
+                self._check_finite(f"step {step}", metrics)
                 last = step == settings.steps
                 report = self._evaluate(step) if last or step % settings.evaluate_every == 0 else None
                 if last or step % settings.checkpoint_every == 0:
@@ -163,7 +168,10 @@ class Run:
         engine = build.make_engine(self.parts, self.sampler, self.chat, step, self.parts.limits)
         compiled = self.sampler.compiled_seconds
         started = time.perf_counter()
-        trees = asyncio.run(engine.run(tasks, self.parts.controller))
+        try:
+            trees = asyncio.run(engine.run(tasks, self.parts.controller))
+        except SamplerError as error:
+            raise SamplerError(f"step {step}: {error}. {self._last_good()}") from error
         seconds = time.perf_counter() - started
         metrics = rollout_metrics.of_trees(trees)
         metrics["rollout_seconds"] = seconds
@@ -174,7 +182,7 @@ class Run:
     def _update(self, update: Updater, trees: Sequence[Tree]) -> dict[str, float]:
         objective = self.parts.objective
         started, compiled = time.perf_counter(), 0.0
-        metrics: dict[str, float] = {}
+        batches, measured = [], {}
         for part in np.array_split(np.arange(len(trees)), self.config.training.minibatches):
             groups = [trees[i] for i in part]
             batch = pack_trees(
@@ -185,15 +193,17 @@ class Run:
                 skip_flat=not (objective.kl_coef or objective.entropy_coef),
             )
             begun = time.perf_counter()
-            self.state, metrics = update(self.state, batch.packs, batch.denominator, self.reference)
+            self.state, new = update(self.state, batch.packs, batch.denominator, self.reference)
+            batches.append(batch)
+            measured = joined(measured, new)
+            metrics = _values(measured)  # waits for the device
             compiled += time.perf_counter() - begun
-            self._check_finite("training", self.state.step, metrics)
         self.state = self.state.replace(step=self.state.step + 1)
         self.give_weights()
         return metrics | {
-            "flat_groups": batch.flat_groups / max(1, batch.groups),
-            "unique_tokens": batch.unique_tokens,
-            "flat_tokens": batch.flat_tokens,
+            "flat_groups": sum(batch.flat_groups for batch in batches) / max(1, sum(batch.groups for batch in batches)),
+            "unique_tokens": sum(batch.unique_tokens for batch in batches),
+            "flat_tokens": sum(batch.flat_tokens for batch in batches),
             "update_seconds": time.perf_counter() - started,
             "trainer_seconds": compiled,
         }
@@ -251,15 +261,17 @@ class Run:
             "total_environment_steps": self.totals["environment_steps"],
         }
 
-    def _check_finite(self, phase: str, step: int, metrics: dict[str, float]) -> None:
+    def _check_finite(self, when: str, metrics: dict[str, float]) -> None:
         bad = [name for name, value in metrics.items() if not np.isfinite(value)]
         if bad:
-            steps = self.checkpoints.steps()
-            raise FloatingPointError(
-                f"{phase} step {step}: {', '.join(bad)} not finite. The trees of the steps before are in "
-                f"{self.workdir / 'trees.jsonl'}; last good checkpoint: {steps[-1] if steps else 'none'}. "
-                "Start in a new workdir with a lower learning_rate or max_grad_norm of the optimizer."
-            )
+            raise FloatingPointError(f"{when}: {', '.join(bad)} not finite. {self._last_good()}")
+
+    def _last_good(self) -> str:
+        steps = self.checkpoints.steps()
+        return (
+            f"Its trees are in {self.workdir / 'trees.jsonl'}; last good checkpoint: {steps[-1] if steps else 'none'}. "
+            "Start in a new workdir with a lower learning_rate or max_grad_norm of the optimizer."
+        )
 
     def _write_summary(self) -> dict[str, Any]:
         if self.report is None:  # a finished run was started again
@@ -276,3 +288,7 @@ class Run:
         }
         workdirs.write_json(self.workdir / "summary.json", summary)
         return json.loads((self.workdir / "summary.json").read_text())
+
+
+def _values(metrics: Metrics) -> dict[str, float]:
+    return {name: float(metric.value) for name, metric in metrics.items()}

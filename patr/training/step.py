@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from patr.batching.tree import Pack
-from patr.objectives.metrics import Metrics
+from patr.objectives.metrics import Mean, Metrics, joined
 from patr.training.state import TrainState
 
 # (params, pack, reference parameters or None) -> (summed loss, metrics)
@@ -28,21 +28,20 @@ class Updater:
 
     def __call__(
         self, state: TrainState, packs: Sequence[Pack], denominator: float, reference: Any = None
-    ) -> tuple[TrainState, dict[str, float]]:
-        """The state after one update and the metrics of the batch before it.
+    ) -> tuple[TrainState, Metrics]:
+        """The state after one update, and the metrics of the batch before it with the norms of gradient and parameters.
 
         reference: parameters of the reference policy, if the loss asks for them. Without packs (every group was
         flat and skipped) nothing changes, not even the optimizer's momentum.
         """
         if not packs:
             return state, {}
-        total, metrics = jax.tree.map(jnp.zeros_like, state.params), None
+        total, metrics = jax.tree.map(jnp.zeros_like, state.params), {}
         for pack in packs:
             total, new = self._gradients(state.params, total, pack, reference)
-            metrics = new if metrics is None else {name: metrics[name] + new[name] for name in metrics}
-        params, opt_state, norm = self._apply(state.params, state.opt_state, total, denominator)
-        values = {name: float(metric.value) for name, metric in metrics.items()}
-        return state.replace(params=params, opt_state=opt_state), values | {"grad_norm": float(norm)}
+            metrics = joined(metrics, new)
+        params, opt_state, norms = self._apply(state.params, state.opt_state, total, denominator)
+        return state.replace(params=params, opt_state=opt_state), metrics | norms
 
 
 def _add_gradients(loss: Loss, params, total, pack: Pack, reference):
@@ -53,4 +52,6 @@ def _add_gradients(loss: Loss, params, total, pack: Pack, reference):
 def _apply(optimizer, params, opt_state, total, denominator):
     gradients = jax.tree.map(lambda g: g / denominator, total)
     updates, opt_state = optimizer.update(gradients, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradients)
+    params = optax.apply_updates(params, updates)
+    norms = {"grad_norm": Mean(optax.tree.norm(gradients), 1.0), "param_norm": Mean(optax.tree.norm(params), 1.0)}
+    return params, opt_state, norms

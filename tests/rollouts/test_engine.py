@@ -274,7 +274,27 @@ def test_environment_that_replays_differently_is_an_error():
 
     [tree] = roll(Flat(group_size=1), [Task("t", {"goal": 9})], make_env=Drifting, answer=lambda ids, seed: "R")
     assert tree.branches[0].status is Status.ERROR
-    assert "ended at another turn" in tree.branches[0].error
+    assert "at turn 1, not StepResult" in tree.branches[0].error
+
+
+def test_environment_that_loses_a_replayed_step_is_an_error():
+    lives = []
+
+    class Forgetful(ToyEnv):
+        def reset(self, task):
+            lives.append(self)
+            return super().reset(task)
+
+        def step(self, text, seed):
+            if len(lives) == 1 and self._steps == 2:
+                raise OSError("gone")
+            if len(lives) > 1 and self._steps == 0:
+                self._cell -= 1  # a step of the episode goes on, but nobody walks
+            return super().step(text, seed)
+
+    [tree] = roll(Flat(group_size=1), [Task("t", {"goal": 9})], make_env=Forgetful, answer=lambda ids, seed: "R")
+    assert tree.branches[0].status is Status.ERROR
+    assert "at turn 1, not StepResult" in tree.branches[0].error
 
 
 @pytest.mark.parametrize("stuck_in", ["reset", "step"])

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from patr.rollouts.patr import Patr
+from patr.rollouts.rules import Candidate
 from patr.scorers.grid import GridProgress
 from patr.types import Task, Turn
 
@@ -21,9 +23,9 @@ def score(*history, **weights):
 @pytest.mark.parametrize(
     ("cell", "reward", "expected"),
     [
-        ((0, 0), 0.0, 0.5 * (1 - 6 / 7)),
-        ((0, 2), 0.0, 0.5 * (1 - 4 / 7)),
-        ((2, 1), 0.0, 0.5 * (1 - 1 / 7)),
+        ((0, 0), 0.0, 1 - 6 / 7),
+        ((0, 2), 0.0, 1 - 4 / 7),
+        ((2, 1), 0.0, 1 - 1 / 7),
         ((2, 0), 1.0, 1.0),
         ((1, 0), 0.0, 0.0),
     ],
@@ -32,10 +34,19 @@ def test_values(cell, reward, expected):
     assert score(turn(0, 1), turn(*cell, reward)) == pytest.approx(expected)
 
 
+def test_by_default_a_walk_gone_astray_can_fall_below_the_papers_margin():
+    near, nearer, astray = turn(2, 2), turn(2, 1), turn(1, 0)
+    scores = [score(near), score(nearer), score(astray)]
+    candidates = [Candidate((i,), ("up",), s) for i, s in enumerate(scores)]
+    decisions = Patr(top_k=1).decide(candidates, leaves=3)
+    assert [(d.kind, d.rule) for d in decisions] == [("survive", "none"), ("expand", "top_k"), ("prune", "margin")]
+
+
 def test_weights_choose_between_reward_and_distance():
     here = turn(2, 1)
     assert score(here, reward_weight=0.0, distance_weight=1.0) == pytest.approx(6 / 7)
     assert score(here, reward_weight=1.0, distance_weight=0.0) == 0.0
+    assert score(turn(2, 0, 1.0), reward_weight=0.5, distance_weight=0.5) == 1.0
     with pytest.raises(ValueError, match=r"reward_weight=0.9"):
         GridProgress(reward_weight=0.9, distance_weight=0.5)
 

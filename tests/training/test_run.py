@@ -196,8 +196,58 @@ def test_evaluation_reads_a_workdir_and_repeats(finished):
         evaluate_workdir(workdir, step=3)
 
 
-def test_a_step_gone_wrong_stops_the_run_and_is_named(tmp_path):
-    with pytest.raises(FloatingPointError, match=r"warm start step 1: .*loss.* not finite.*checkpoint: none"):
+def test_a_broken_update_stops_the_run_and_its_step_is_in_the_records(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"^step 1: param_norm not finite.*checkpoint: 0"):
+        train(smoke(**{"optimizer.learning_rate": 1e30, "optimizer.warmup_steps": 0}), tmp_path)
+    assert {tree.step for tree in records.read_trees(tmp_path / "trees.jsonl")} == {1}
+    last = records.read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert last["step"] == 1 and last["param_norm"] is None and last["loss"] is not None
+
+
+def test_updates_change_the_policy(finished, tmp_path):
+    before = train(smoke(**{"training.steps": 0}), tmp_path)
+    assert before["params_sha256"] != finished[1]["params_sha256"]
+    norms = [line["grad_norm"] for line in records.read_metrics(finished[0] / "metrics.jsonl") if "loss" in line]
+    assert len(norms) == 4 and min(norms) > 0
+
+
+def test_minibatches_are_measured_together(finished, tmp_path):
+    """Two updates a step see the same groups as one does."""
+    one = records.read_metrics(finished[0] / "metrics.jsonl")
+    train(smoke(**{"training.minibatches": 2, "training.steps": 1}), tmp_path)
+    two = records.read_metrics(tmp_path / "metrics.jsonl")
+    first = [next(line for line in lines if "unique_tokens" in line) for lines in (one, two)]
+    for name in ("unique_tokens", "flat_tokens", "flat_groups", "sampled_tokens"):
+        assert first[0][name] == first[1][name], name
+    assert first[0]["unique_tokens"] > 0
+
+
+def test_the_reference_is_the_policy_before_rl_also_after_a_restart(tmp_path, monkeypatch):
+    config = smoke(**{"objective.kl_coef": 0.1, "training.steps": 2, "training.checkpoint_every": 1})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "_time", interrupted_at_second_call())
+        train(config, tmp_path / "halved")
+    train(config, tmp_path / "halved")
+    train(config, tmp_path / "whole")
+    kl = [line["kl"] for line in records.read_metrics(tmp_path / "whole" / "metrics.jsonl") if "kl" in line]
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-6
+    assert kl == [line["kl"] for line in records.read_metrics(tmp_path / "halved" / "metrics.jsonl") if "kl" in line]
+
+
+def interrupted_at_second_call():
+    calls, time_of = [], Run._time
+
+    def time_or_stop(run, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return time_of(run, *args)
+
+    return time_or_stop
+
+
+def test_a_warm_start_gone_wrong_stops_the_run_and_is_named(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"warm start step 1: .*param_norm not finite.*checkpoint: none"):
         train(smoke(**{"warm_start.optimizer.learning_rate": 1e30}), tmp_path)
     # It has left nothing that a second try would go on from.
     with pytest.raises(FloatingPointError, match="warm start step 1"):
