@@ -13,16 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import jax
-from flax import nnx
 
 from patr.batching.tree import PackedBatch, pack_trees
-from patr.models.qwen import split
 from patr.objectives.advantages import group_advantages
 from patr.records import read_metrics, read_trees
 from patr.training import build
-from patr.training.losses import tree_loss
-from patr.training.optimizer import make_optimizer
-from patr.training.state import TrainState
+from patr.training.loop import Run
 from patr.training.step import Updater
 from patr.training.workdirs import read_config
 from patr.types import Tree
@@ -62,37 +58,44 @@ def given_tokens(tree: Tree) -> int:
 
 
 def update_rows(workdir: Path, rounds: int = 5) -> Rows:
-    """The update on the last step's trees, with shared tokens computed once or for every leaf, turn by turn."""
-    config = read_config(workdir)
-    parts = build.build(config)
+    """The update on the last step's trees, with shared tokens computed once or for every leaf, turn by turn.
+
+    Raises ValueError if the run took no step.
+    """
     by_step = _by_step(read_trees(workdir / "trees.jsonl"))
+    if not by_step:
+        raise ValueError(f"{workdir / 'trees.jsonl'} holds no trees")
     trees = by_step[max(by_step)]
-    chat = build.make_chat(config, workdir)
-    graph, params = split(build.make_policy(config, chat))
-    optimizer = make_optimizer(parts.optimizer, 1)
-    state = TrainState(params, optimizer.init(params))
-
-    def loss(params, pack, reference):
-        return tree_loss(nnx.merge(graph, params), pack, parts.objective, config.limits.temperature)
-
-    update = Updater(loss, optimizer)
+    run = Run(build.build(read_config(workdir)), workdir.absolute())
+    run.checkpoints.close()
+    objective = run.parts.objective
     rewards = [[t.reward for t in tree.trajectories()] for tree in trees]
     tree_batch, flat_batch = (
         pack_trees(
             trees,
             [group_advantages(r) for r in rewards],
-            reduction=parts.objective.reduction,
-            buckets=parts.buckets,
+            reduction=objective.reduction,
+            buckets=run.parts.buckets,
             share_prefixes=share,
-            skip_flat=True,
+            skip_flat=not (objective.kl_coef or objective.entropy_coef),
         )
         for share in (True, False)
     )
+    if not tree_batch.packs:
+        return [(f"update of step {max(by_step)}", "none: within each group all rewards are the same")]
 
-    def run(batch: PackedBatch) -> Callable[[], None]:
-        return lambda: jax.block_until_ready(update(state, batch.packs, batch.denominator)[0].params)
+    # A KL term costs the same whatever the reference is.
+    reference = run.state.params if objective.kl_coef else None
+    update = Updater(run._loss, run.optimizer)
 
-    ratio = interleaved_ratio(run(tree_batch), run(flat_batch), rounds)
+    def timed(batch: PackedBatch) -> Callable[[], None]:
+        def once() -> None:
+            run.state, _ = update(run.state, batch.packs, batch.denominator, reference)
+            jax.block_until_ready(run.state.params)
+
+        return once
+
+    ratio = interleaved_ratio(timed(tree_batch), timed(flat_batch), rounds)
     tokens = tree_batch.unique_tokens / flat_batch.unique_tokens
     return [
         ("unique / flat tokens", f"{tree_batch.unique_tokens} / {flat_batch.unique_tokens} = {tokens:.2f}"),
@@ -117,10 +120,10 @@ def against_rows(workdir: Path, other: Path) -> Rows:
     mine, theirs = _evaluations(workdir), _evaluations(other)
     level = min(max(rate for _, rate in rates) for rates in (mine, theirs))
     a, b = tokens_to_reach(level, mine), tokens_to_reach(level, theirs)
+    # A run that training never made better has reached its best at no token.
+    ratio = f"= {a / b:.2f}" if a and b else "(no ratio: reached before training)"
     names = f"{workdir.name} / {other.name}"
-    return [
-        (f"sampled tokens to {100 * level:.1f}%, {names}", f"{a / 1e3:.0f}k / {b / 1e3:.0f}k = {a / b:.2f}"),
-    ]
+    return [(f"sampled tokens to {100 * level:.1f}%, {names}", f"{a / 1e3:.0f}k / {b / 1e3:.0f}k {ratio}")]
 
 
 def tokens_to_reach(level: float, rates: Sequence[tuple[int, float]]) -> float:
@@ -135,9 +138,12 @@ def tokens_to_reach(level: float, rates: Sequence[tuple[int, float]]) -> float:
 
 
 def _evaluations(workdir: Path) -> list[tuple[int, float]]:
-    """(sampled tokens of training so far, success rate) of each evaluation."""
-    lines = read_metrics(workdir / "metrics.jsonl")
-    return [(line["total_sampled_tokens"], line["eval/success_rate"]) for line in lines if "eval/success_rate" in line]
+    """(sampled tokens of training so far, success rate) of each evaluation. Raises ValueError if there is none."""
+    file = workdir / "metrics.jsonl"
+    lines = [line for line in read_metrics(file) if "eval/success_rate" in line]
+    if not lines:
+        raise ValueError(f"{file} holds no evaluation")
+    return [(line["total_sampled_tokens"], line["eval/success_rate"]) for line in lines]
 
 
 def _by_step(trees: Iterable[Tree]) -> dict[int, list[Tree]]:
@@ -155,8 +161,10 @@ def main() -> None:
     try:
         rows = [*learning_rows(args.workdir), *cost_rows(args.workdir), *update_rows(args.workdir)]
         rows += against_rows(args.workdir, args.against) if args.against else []
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError as error:
         raise SystemExit(f"error: {error}; the benchmark reads the workdir of a finished run") from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
     print("| measured | value |\n|:--|--:|")
     for name, value in rows:
         print(f"| {name} | {value} |")

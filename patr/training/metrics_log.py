@@ -2,6 +2,8 @@
 
 import importlib.util
 import numbers
+import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ class MetricsLog:
             self._wandb = wandb.init(
                 project=config.logging.wandb_project,
                 name=workdir.name,
-                id=workdir.name,
+                id=_wandb_id(workdir),
                 resume="allow",
                 dir=str(workdir),
                 config=config.to_dict(),
@@ -59,3 +61,14 @@ class MetricsLog:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _wandb_id(workdir: Path) -> str:
+    """Drawn when the run starts and kept beside it: workdirs of one name are runs apart, a resumed run is one."""
+    file = workdir / "wandb_id"
+    if not file.is_file():
+        # Whole or not at all: a kill must not leave half an id.
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(secrets.token_hex(8) + "\n")
+        os.replace(temporary, file)
+    return file.read_text().strip()

@@ -1,6 +1,7 @@
 """One write, three places to read it."""
 
 import importlib.machinery
+import shutil
 import struct
 import sys
 import types
@@ -60,20 +61,43 @@ def test_without_tensorboard_there_is_no_folder(tmp_path):
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_wandb_is_told_when_asked_for(tmp_path, monkeypatch):
+@pytest.fixture
+def wandb_calls(monkeypatch):
+    """What a stand-in for wandb is told."""
     calls = []
     run = types.SimpleNamespace(
         log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish")
     )
     wandb = types.ModuleType("wandb")
     wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    wandb.init = lambda **given: calls.append((given["project"], given["resume"], given["config"]["seed"])) or run
+    wandb.init = lambda **given: calls.append(given) or run
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+    return calls
+
+
+def test_wandb_is_told_when_asked_for(tmp_path, wandb_calls):
     metrics_log.check(config(wandb_project="lake").logging)
     log = MetricsLog(tmp_path, config(wandb_project="lake"), step=-1)
     log.write(1, {"loss": 0.5, "note": "first"})
     log.close()
-    assert calls == [("lake", "allow", 3), (1, {"loss": 0.5}), "finish"]
+    given, *told = wandb_calls
+    assert (given["project"], given["resume"], given["config"]["seed"]) == ("lake", "allow", 3)
+    assert (given["name"], given["dir"]) == (tmp_path.name, str(tmp_path))
+    assert told == [(1, {"loss": 0.5}), "finish"]
+
+
+def test_wandb_takes_a_resumed_run_for_the_same_and_others_of_its_name_for_others(tmp_path, wandb_calls):
+    a, b = tmp_path / "a" / "seed0", tmp_path / "b" / "seed0"
+    for workdir in (a, b):
+        workdir.mkdir(parents=True)
+    for workdir, step in ((a, -1), (a, 1), (b, -1)):
+        MetricsLog(workdir, config(tensorboard=False, wandb_project="lake"), step)
+    shutil.rmtree(a)
+    a.mkdir()
+    MetricsLog(a, config(tensorboard=False, wandb_project="lake"), -1)  # deleted and started over
+    first, resumed, elsewhere, afresh = (given["id"] for given in wandb_calls)
+    assert first == resumed
+    assert len({first, elsewhere, afresh}) == 3
 
 
 def test_wandb_that_is_not_installed_is_an_error_before_the_run(monkeypatch):

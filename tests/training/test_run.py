@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run_configs import smoke
 from transformers import AutoConfig, AutoTokenizer
 
 from patr import records
@@ -19,17 +20,6 @@ from patr.training.loop import Run, evaluate_workdir, train
 from patr.training.workdirs import claimed
 
 ROOT = Path(__file__).parents[2]
-
-
-def smoke(**overrides):
-    sys.path.insert(0, str(ROOT / "configs"))
-    try:
-        from frozen_lake import get_config
-    finally:
-        sys.path.pop(0)
-    config = get_config("smoke")
-    config.update_from_flattened_dict(overrides)
-    return config
 
 
 @pytest.fixture(scope="module")
