@@ -24,12 +24,14 @@ class Updater:
 
     def __init__(self, loss: Loss, optimizer: optax.GradientTransformation):
         self._gradients = jax.jit(functools.partial(_add_gradients, loss), donate_argnums=1)
-        self._apply = jax.jit(functools.partial(_apply, optimizer), donate_argnums=2)
+        self._apply = jax.jit(functools.partial(_apply, optimizer), donate_argnums=(1, 2))
 
     def __call__(
         self, state: TrainState, packs: Sequence[Pack], denominator: float, reference: Any = None
     ) -> tuple[TrainState, Metrics]:
         """The state after one update, and the metrics of the batch before it with the norms of gradient and parameters.
+
+        The optimizer state given is used up; the parameters stay, as a sampler may hold them.
 
         reference: parameters of the reference policy, if the loss asks for them. Without packs (every group was
         flat and skipped) nothing changes, not even the optimizer's momentum.

@@ -11,13 +11,13 @@ from patr.types import Task
 
 
 def draw_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
-    """Tasks `step * count` and on of an endless series of shuffled passes over all of them."""
-    drawn = []
-    for place in range(step * count, (step + 1) * count):
-        epoch, index = divmod(place, len(tasks))
-        order = generator_for(seed, "tasks", epoch).permutation(len(tasks))
-        drawn.append(tasks[order[index]])
-    return drawn
+    """Different tasks: those of `step` when shuffled passes over all of them are cut into steps.
+
+    What is left of a pass when it does not fill a step is not used; there are `count` tasks or more.
+    """
+    epoch, place = divmod(step, len(tasks) // count)
+    order = generator_for(seed, "tasks", epoch).permutation(len(tasks))
+    return [tasks[i] for i in order[place * count : (place + 1) * count]]
 
 
 def find_overlong(

@@ -12,9 +12,13 @@ LIMITS = Limits(max_turns=4, max_turn_tokens=2, max_response_tokens=100, max_con
 
 
 def test_a_pass_holds_every_task_once_and_the_next_has_another_order():
-    drawn = [task.id for step in range(7) for task in draw_tasks(TASKS, 0, step, 2)]
+    drawn = [task.id for step in range(14) for task in draw_tasks(TASKS, 0, step, 1)]
     assert sorted(drawn[:7]) == sorted(drawn[7:]) == [task.id for task in TASKS]
     assert drawn[:7] != drawn[7:]
+
+
+def test_no_step_draws_a_task_twice():
+    assert all(len({task.id for task in draw_tasks(TASKS, 0, step, 3)}) == 3 for step in range(50))
 
 
 def test_a_step_draws_the_same_whichever_steps_came_before():
