@@ -143,7 +143,7 @@ def _base() -> ConfigDict:
 
 
 def _tiny(config: ConfigDict) -> None:
-    # The imitator is no reference worth staying close to, and without a KL term flat groups need no update.
+    # The imitator is no reference worth staying close to, and without a KL term groups of equal rewards need no update.
     config.objective.kl_coef = 0.0
 
 

@@ -51,7 +51,7 @@ class PackedBatch:
     packs: tuple[Pack, ...]
     denominator: float  # of the whole batch
     groups: int  # trees with a trained leaf
-    flat_groups: int  # of these, those whose advantages are all zero
+    zero_variance_groups: int  # of these, those whose advantages are all zero
     skipped_groups: int  # of these, those left out of the packs; token metrics do not cover them
     unique_tokens: int  # tokens in packs
     flat_tokens: int  # what they would be with every leaf written out
@@ -65,7 +65,7 @@ def pack_trees(
     reduction: str,
     buckets: Buckets,
     share_prefixes: bool = True,
-    skip_flat: bool = False,
+    skip_zero_variance: bool = False,
 ) -> PackedBatch:
     """Pack groups for `tree_loss`. Runs on the host; the same arguments give the same packs.
 
@@ -73,8 +73,8 @@ def pack_trees(
         count. Branches that lead to no trajectory of the group are left out.
     reduction: the objective's; see reductions.py.
     share_prefixes: False writes every leaf out as a chain of its own: the same loss without the saving.
-    skip_flat: leave out groups whose advantages are all zero, which only KL and entropy terms can learn from. They
-        still count in the denominator.
+    skip_zero_variance: leave out groups whose advantages are all zero, which only KL and entropy terms can learn
+        from. They still count in the denominator.
     Raises ValueError for advantages that do not match their tree or are not finite, and for a tree larger than every
     bucket: trees are never split.
     """
@@ -85,8 +85,8 @@ def pack_trees(
         for tree, a in zip(trees, advantages, strict=True)
     ]
     groups = [group for group in groups if group.segments]
-    packed = [group for group in groups if not (skip_flat and group.flat)]
-    skipped_denominator = sum(group.denominator for group in groups if skip_flat and group.flat)
+    packed = [group for group in groups if not (skip_zero_variance and group.zero_variance)]
+    skipped_denominator = sum(group.denominator for group in groups if skip_zero_variance and group.zero_variance)
 
     packs = []
     for members in first_fit([group.size for group in packed], [group.name for group in packed], buckets):
@@ -97,7 +97,7 @@ def pack_trees(
         packs=tuple(packs),
         denominator=sum(group.denominator for group in groups),
         groups=len(groups),
-        flat_groups=sum(group.flat for group in groups),
+        zero_variance_groups=sum(group.zero_variance for group in groups),
         skipped_groups=len(groups) - len(packed),
         unique_tokens=unique,
         flat_tokens=sum(len(segment.ids) * segment.leaves for group in packed for segment in group.segments),
@@ -126,7 +126,7 @@ class _Group:
     segments: list[_Segment]  # parents before children; empty if no leaf is trained
     size: Size
     denominator: float
-    flat: bool
+    zero_variance: bool
 
 
 def _group(tree: Tree, advantages: Sequence[float], reduction: str, row_length: int, share_prefixes: bool) -> _Group:
@@ -145,7 +145,7 @@ def _group(tree: Tree, advantages: Sequence[float], reduction: str, row_length: 
         segments=segments,
         size=_size(segments, row_length),
         denominator=denominator,
-        flat=not advantages.any(),
+        zero_variance=not advantages.any(),
     )
 
 

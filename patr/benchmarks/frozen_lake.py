@@ -77,7 +77,7 @@ def update_rows(workdir: Path, rounds: int = 5) -> Rows:
             reduction=objective.reduction,
             buckets=run.parts.buckets,
             share_prefixes=share,
-            skip_flat=not (objective.kl_coef or objective.entropy_coef),
+            skip_zero_variance=not objective.learns_from_equal_rewards,
         )
         for share in (True, False)
     )
@@ -86,7 +86,7 @@ def update_rows(workdir: Path, rounds: int = 5) -> Rows:
 
     # A KL term costs the same whatever the reference is.
     reference = run.state.params if objective.kl_coef else None
-    update = Updater(run._loss, run.optimizer)
+    update = Updater(run.loss, run.optimizer)
 
     def timed(batch: PackedBatch) -> Callable[[], None]:
         def once() -> None:

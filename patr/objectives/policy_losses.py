@@ -39,6 +39,11 @@ class Objective:
                 raise ValueError(f"objective: {key}={value}: allowed is {allowed}")
         check_reduction(self.reduction)
 
+    @property
+    def learns_from_equal_rewards(self) -> bool:
+        """Whether a group whose advantages are all zero still has a gradient."""
+        return bool(self.kl_coef or self.entropy_coef)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,8 @@ def decode(
         keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.wrap_key_data(seed), step))(seeds)
         greedy = temperatures == 0
         logits = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+        # The default mode never gives noise above 16.6: rare tokens of a large vocabulary would be too rare.
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], mode="high"))(keys)
         ids = jnp.argmax(jnp.where(greedy[:, None], logits, logits + noise), axis=-1).astype(jnp.int32)
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), ids[:, None], axis=-1)[:, 0]
         return ids, logprobs

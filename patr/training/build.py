@@ -134,7 +134,7 @@ def without_overlong(parts: Parts, chat: Chat) -> Parts:
     met = parts.tasks
     if config.overlong == "error":
         count = min(len(met), config.training.steps * config.training.tasks_per_step)
-        met = draw_tasks(met, config.seed, 0, count)
+        met = draw_tasks(met, config.seed, 0, count) if count else []
     found = [
         find_overlong(tasks, parts.make_env, chat, parts.limits, config.overlong)
         for tasks in (met, parts.evaluation_tasks)

@@ -146,7 +146,7 @@ class Run:
         settings = self.config.training
         if self.state.step < settings.steps:
             self.sampler.warm_up()
-        update = Updater(self._loss, self.optimizer)
+        update = Updater(self.loss, self.optimizer)
         with Progress("training", settings.steps, self.state.step) as progress:
             while self.state.step < settings.steps:
                 started = time.perf_counter()
@@ -190,7 +190,7 @@ class Run:
                 [group_advantages([t.reward for t in tree.trajectories()]) for tree in groups],
                 reduction=objective.reduction,
                 buckets=self.parts.buckets,
-                skip_flat=not (objective.kl_coef or objective.entropy_coef),
+                skip_zero_variance=not objective.learns_from_equal_rewards,
             )
             begun = time.perf_counter()
             self.state, new = update(self.state, batch.packs, batch.denominator, self.reference)
@@ -201,14 +201,16 @@ class Run:
         self.state = self.state.replace(step=self.state.step + 1)
         self.give_weights()
         return metrics | {
-            "flat_groups": sum(batch.flat_groups for batch in batches) / max(1, sum(batch.groups for batch in batches)),
+            "zero_variance_groups": sum(batch.zero_variance_groups for batch in batches)
+            / max(1, sum(batch.groups for batch in batches)),
             "unique_tokens": sum(batch.unique_tokens for batch in batches),
             "flat_tokens": sum(batch.flat_tokens for batch in batches),
             "update_seconds": time.perf_counter() - started,
             "trainer_seconds": compiled,
         }
 
-    def _loss(self, params, pack, reference):
+    def loss(self, params, pack, reference):
+        """The run's `Loss` for an `Updater`; reference: parameters if the objective has a KL term, else None."""
         model, temperature = nnx.merge(self.graph, params), self.parts.limits.temperature
         ref_logprobs = None
         if reference is not None:
@@ -227,7 +229,7 @@ class Run:
         self.log.write(step, metrics)
         Progress.say(
             f"step {step}: {100 * self.report.success_rate:.1f}% success on {self.report.tasks} test tasks, "
-            f"pass@4 {100 * self.report.pass_at_4:.1f}%"
+            f"pass@{min(4, self.report.samples)} {100 * self.report.pass_at_4:.1f}%"
         )
         return self.report
 

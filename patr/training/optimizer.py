@@ -34,7 +34,7 @@ class OptimizerConfig:
 def learning_rate(config: OptimizerConfig, total_updates: int) -> optax.Schedule:
     """Linear warm-up to the learning rate, then the schedule over what is left of total_updates.
 
-    Updates that were skipped, because every group was flat, are not counted.
+    Updates that were skipped, because no group had any variance, are not counted.
     """
     peak, left = config.learning_rate, max(1, total_updates - config.warmup_steps)
     after = {

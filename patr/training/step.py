@@ -33,8 +33,8 @@ class Updater:
 
         The optimizer state given is used up; the parameters stay, as a sampler may hold them.
 
-        reference: parameters of the reference policy, if the loss asks for them. Without packs (every group was
-        flat and skipped) nothing changes, not even the optimizer's momentum.
+        reference: parameters of the reference policy, if the loss asks for them. Without packs (every group had
+        equal rewards and was skipped) nothing changes, not even the optimizer's momentum.
         """
         if not packs:
             return state, {}

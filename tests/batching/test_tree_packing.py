@@ -58,7 +58,7 @@ def test_layout_of_a_drawn_tree():
         "positive_count": [1, 1, 1, 1, 1, 0, 0, 0],
         "negative_count": [1, 1, 1, 0, 0, 1, 0, 0],
     }
-    assert (batch.denominator, batch.groups, batch.flat_groups, batch.skipped_groups) == (1, 1, 0, 0)
+    assert (batch.denominator, batch.groups, batch.zero_variance_groups, batch.skipped_groups) == (1, 1, 0, 0)
     assert (batch.unique_tokens, batch.flat_tokens, batch.padding_tokens) == (10, 17, 14)
 
 
@@ -138,20 +138,22 @@ def test_failed_and_excluded_leaves_leave_no_trace():
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_flat_groups_are_counted_and_may_be_skipped(reduction):
+def test_zero_variance_groups_are_counted_and_may_be_skipped(reduction):
     mixed = tree([1], leaf((0,), turn([5]), reward=1.0), leaf((1,), turn([6])), task="mixed")
-    flat = tree([1], leaf((0,), turn([5, 6])), leaf((1,), turn([6])), task="flat")
+    even = tree([1], leaf((0,), turn([5, 6])), leaf((1,), turn([6])), task="even")
     failed = tree([1], leaf((0,), turn([5]), status=Status.ERROR), task="failed")
-    group = [flat, mixed, failed]
+    group = [even, mixed, failed]
     settings = dict(reduction=reduction, buckets=WIDE)
-    kept, skipped = (pack_trees(group, advantages_of(group), **settings, skip_flat=skip) for skip in (False, True))
-    assert (kept.groups, kept.flat_groups, kept.skipped_groups) == (2, 1, 0)
-    assert (skipped.groups, skipped.flat_groups, skipped.skipped_groups) == (2, 1, 1)
+    kept, skipped = (
+        pack_trees(group, advantages_of(group), **settings, skip_zero_variance=skip) for skip in (False, True)
+    )
+    assert (kept.groups, kept.zero_variance_groups, kept.skipped_groups) == (2, 1, 0)
+    assert (skipped.groups, skipped.zero_variance_groups, skipped.skipped_groups) == (2, 1, 1)
     assert kept.denominator == skipped.denominator == {"token_mean": 5}.get(reduction, 2)
     for batch in (kept, skipped):
         assert sum(float(pack.denominator) for pack in batch.packs) == batch.denominator
     assert skipped.unique_tokens == 3 and kept.unique_tokens == 7
-    nothing = pack_trees([flat], advantages_of([flat]), **settings, skip_flat=True)
+    nothing = pack_trees([even], advantages_of([even]), **settings, skip_zero_variance=True)
     assert nothing.packs == () and nothing.denominator > 0
 
 
@@ -159,7 +161,7 @@ def test_groups_of_one_leaf():
     lonely = tree([1], leaf((0,), turn([5]), reward=1.0), leaf((1,), turn([6]), status=Status.PRUNED), group="best_n")
     batch = pack_trees([lonely], advantages_of([lonely]), reduction="seq_mean_token_mean", buckets=WIDE)
     weights = batch.packs[0].weights
-    assert (batch.groups, batch.flat_groups) == (1, 1)
+    assert (batch.groups, batch.zero_variance_groups) == (1, 1)
     assert weights.positive.sum() == weights.negative.sum() == 0 and weights.share.sum() == 1
 
 

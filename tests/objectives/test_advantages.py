@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from patr.objectives.advantages import group_advantages, is_flat
+from patr.objectives.advantages import group_advantages, has_no_variance
 
 
 def test_hand_values():
@@ -23,11 +23,11 @@ def test_small_groups_are_finite():
     assert np.isfinite(group_advantages([0.2, 0.9, 0.9])).all()
 
 
-def test_flat_groups_give_exact_zeros():
+def test_zero_variance_groups_give_exact_zeros():
     # The mean of three 0.1 is not 0.1 in floating point.
     assert group_advantages([0.1, 0.1, 0.1]).tolist() == [0.0, 0.0, 0.0]
-    assert is_flat([]) and is_flat([5.0]) and is_flat([0.1] * 3)
-    assert not is_flat([0.1, 0.1, 0.2])
+    assert has_no_variance([]) and has_no_variance([5.0]) and has_no_variance([0.1] * 3)
+    assert not has_no_variance([0.1, 0.1, 0.2])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

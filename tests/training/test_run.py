@@ -207,7 +207,7 @@ def test_minibatches_are_measured_together(finished, tmp_path):
     train(smoke(**{"training.minibatches": 2, "training.steps": 1}), tmp_path)
     two = records.read_metrics(tmp_path / "metrics.jsonl")
     first = [next(line for line in lines if "unique_tokens" in line) for lines in (one, two)]
-    for name in ("unique_tokens", "flat_tokens", "flat_groups", "sampled_tokens"):
+    for name in ("unique_tokens", "flat_tokens", "zero_variance_groups", "sampled_tokens"):
         assert first[0][name] == first[1][name], name
     assert first[0]["unique_tokens"] > 0
 

@@ -71,10 +71,10 @@ def test_a_step_of_gradient_descent_is_minus_the_gradient_of_the_mean_loss_in_on
             np.testing.assert_allclose(after, wanted, rtol=0, atol=1e-5 * largest + 2e-7)
 
 
-def test_when_every_group_is_flat_and_skipped_the_optimizer_does_not_even_count_a_step():
+def test_when_no_group_has_variance_and_all_are_skipped_the_optimizer_does_not_even_count_a_step():
     optimizer = optax.adam(0.1)
     fresh = TrainState(PARAMS, optimizer.init(PARAMS))
-    packs, state = updated(optimizer, ALL_GROUPS, advantages=[np.zeros(3)] * 3, skip_flat=True)
+    packs, state = updated(optimizer, ALL_GROUPS, advantages=[np.zeros(3)] * 3, skip_zero_variance=True)
     assert packs == 0
     for before, after in zip(jax.tree.leaves(fresh), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(after, before)
