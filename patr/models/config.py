@@ -2,6 +2,16 @@
 
 import dataclasses
 
+import jax
+
+
+# What the backward pass finds kept of each block; the rest it computes again.
+REMAT = {
+    "none": None,  # everything is kept
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the outputs of its matrices
+    "block": jax.checkpoint_policies.nothing_saveable,  # its input alone
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -26,6 +36,7 @@ class ModelConfig:
     norm_eps: float = 1e-6
     max_context: int = 32768
     dtype: str = "float32"  # of activations and cache; parameters stay float32
+    remat: str = "none"  # what training computes again instead of keeping it: a key of REMAT
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -34,6 +45,8 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim} must be even: rotary positions turn pairs")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: allowed are 'float32' and 'bfloat16'")
+        if self.remat not in REMAT:
+            raise ValueError(f"remat={self.remat!r}: allowed are {', '.join(map(repr, REMAT))}")
 
     @property
     def num_parameters(self) -> int:

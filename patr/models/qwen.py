@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from patr.models.config import ModelConfig
+from patr.models.config import REMAT, ModelConfig
 from patr.models.layers import Linear, RMSNorm, SwiGLU, parameter, rotary, rotate
 
 Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -28,17 +28,24 @@ class Qwen(nnx.Module):
         self.norm = RMSNorm(config.embed_dim, config.norm_eps)
         self.head = None if config.tie_embeddings else parameter(rngs, *table, fan_in=config.embed_dim)
 
-    def __call__(self, tokens: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+    def __call__(self, tokens: jax.Array, positions: jax.Array, attend: Attend, *, training=False) -> jax.Array:
         """Hidden states [B, T, E] of tokens [B, T] at root-path positions [B, T].
 
         attend(layer, q [B, T, H, D], k [B, T, K, D], v [B, T, K, D]) -> [B, T, H, D].
+        training: keep for a backward pass only what `config.remat` says. `attend` must then be a pure function.
         """
         chex.assert_rank([tokens, positions], 2)
         chex.assert_equal_shape([tokens, positions])
         x = self.embedding[...].astype(self.config.dtype)[tokens]
         cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attend)
+
+            def through(block, x, layer=layer):
+                return block(x, cos, sin, layer, attend)
+
+            if training and self.config.remat != "none":
+                through = nnx.remat(through, policy=REMAT[self.config.remat])
+            x = through(block, x)
         return self.norm(x)
 
     def logits(self, hidden: jax.Array) -> jax.Array:

@@ -62,8 +62,8 @@ def find_checkpoint(name: str | Path) -> Path:
         raise FileNotFoundError(f"{name} is no directory here, and the hub did not give it: {error}") from error
 
 
-def read_config(directory: Path, dtype: str = "bfloat16") -> ModelConfig:
-    """The architecture a directory describes; `dtype` is what to compute in.
+def read_config(directory: Path, **compute: str) -> ModelConfig:
+    """The architecture a directory describes; `compute` is what it does not say: dtype and remat of `ModelConfig`.
 
     Raises ValueError for anything but a dense Qwen2 or Qwen3 with full attention and plain rotary positions.
     """
@@ -103,18 +103,21 @@ def read_config(directory: Path, dtype: str = "bfloat16") -> ModelConfig:
         rope_theta=float(found.rope_parameters["rope_theta"]),
         norm_eps=found.rms_norm_eps,
         max_context=found.max_position_embeddings,
-        dtype=dtype,
+        **compute,
     )
 
 
-def load_policy(directory: Path, dtype: str, sharding: Callable[[tuple], jax.sharding.Sharding] | None = None) -> Qwen:
+def load_policy(
+    directory: Path, config: ModelConfig, sharding: Callable[[tuple], jax.sharding.Sharding] | None = None
+) -> Qwen:
     """The policy of a checkpoint directory, with float32 parameters whatever the files hold.
 
+    config: what `read_config` found there.
     sharding: from a parameter's path, ('blocks', 0, 'attention', 'q', 'kernel') for one, to where it lies; the first
         device if not given.
-    Raises ValueError naming a tensor that is missing, surplus or of another shape, and as `read_config`.
+    Raises ValueError naming a tensor that is missing, surplus or of another shape.
     """
-    graph, abstract = nnx.split(nnx.eval_shape(lambda: Qwen(read_config(directory, dtype), rngs=nnx.Rngs(0))))
+    graph, abstract = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))))
     shapes = nnx.to_pure_dict(abstract)
     with _tensors(directory) as tensors:
         _check_names(directory, shapes, tensors)

@@ -80,7 +80,7 @@ def flat_logprobs(model: Qwen, batch: FlatBatch, temperature: float, *, chunk: i
 
 
 def _at_entries(model, pack, temperature, chunk):
-    hidden = model(pack.tokens, pack.positions, TreeRows(pack.positions, pack.tile_query, pack.tile_keys))
+    hidden = model(pack.tokens, pack.positions, TreeRows(pack.positions, pack.tile_query, pack.tile_keys), training=True)
     sources = hidden.reshape(-1, hidden.shape[-1])[pack.source]
     return _masked_logprobs(model, sources, pack.target, pack.weights.count > 0, temperature, chunk)
 
@@ -88,7 +88,7 @@ def _at_entries(model, pack, temperature, chunk):
 def _at_tokens(model, batch, temperature, chunk):
     B, T = batch.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
-    hidden = model(batch.tokens, positions, CausalRows(positions))
+    hidden = model(batch.tokens, positions, CausalRows(positions), training=True)
     # Token t is predicted at t - 1; the first is predicted nowhere, and never sampled.
     sources = jnp.roll(hidden, 1, axis=1).reshape(B * T, -1)
     out = _masked_logprobs(model, sources, batch.tokens.reshape(-1), batch.mask.reshape(-1), temperature, chunk)

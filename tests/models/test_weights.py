@@ -34,6 +34,10 @@ CASES = {
 }
 
 
+def loaded(directory, dtype, sharding=None):
+    return load_policy(directory, read_config(directory, dtype=dtype), sharding)
+
+
 @pytest.fixture(scope="module", params=CASES)
 def reference(request, tmp_path_factory):
     """A random model of transformers and the directory it was saved to."""
@@ -70,12 +74,12 @@ def whole(policy, ids):
 def test_logits_equal_those_of_transformers(reference):
     model, directory = reference
     ids = ids_of(1, 40)
-    np.testing.assert_allclose(whole(load_policy(directory, "float32"), ids), expected(model, ids), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(whole(loaded(directory, "float32"), ids), expected(model, ids), rtol=0, atol=1e-4)
 
 
 def test_logits_with_a_cache_that_is_forked(reference):
     model, directory = reference
-    policy = load_policy(directory, "float32")
+    policy = loaded(directory, "float32")
     start, left, right = ids_of(2, 17), ids_of(3, 6), ids_of(4, 9)
 
     def go_on(cache, at, ids):
@@ -92,7 +96,7 @@ def test_logits_with_a_cache_that_is_forked(reference):
 
 def test_logits_of_a_tree(reference):
     model, directory = reference
-    policy = load_policy(directory, "float32")
+    policy = loaded(directory, "float32")
     start, left, right = ids_of(5, 8), ids_of(6, 5), ids_of(7, 8)
     tokens = np.zeros((3, 8), np.int32)
     positions = np.full((3, 8), NOWHERE, np.int32)
@@ -109,22 +113,22 @@ def test_logits_of_a_tree(reference):
 @pytest.mark.parametrize("shard_bytes", [4 << 30, 8192], ids=["one file", "many files"])
 def test_what_is_written_is_loaded_by_transformers(reference, tmp_path, shard_bytes):
     model, directory = reference
-    policy = load_policy(directory, "float32")
+    policy = loaded(directory, "float32")
     save_checkpoint(split(policy)[1], policy.config, tmp_path, "float32", shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 8192)
     again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert read_config(tmp_path, "float32") == policy.config
-    jax.tree.map(np.testing.assert_array_equal, split(load_policy(tmp_path, "float32"))[1], split(policy)[1])
+    assert read_config(tmp_path, dtype="float32") == policy.config
+    jax.tree.map(np.testing.assert_array_equal, split(loaded(tmp_path, "float32"))[1], split(policy)[1])
 
 
 def test_sharded_files_and_bfloat16_are_read(tmp_path):
     plain = make("qwen3-untied", tmp_path / "plain").to(torch.bfloat16)
     plain.save_pretrained(tmp_path / "parts", max_shard_size="8KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
-    policy = load_policy(tmp_path / "parts", "bfloat16")
+    policy = loaded(tmp_path / "parts", "bfloat16")
     assert policy.config.dtype == "bfloat16"
     kernel = policy.blocks[1].mlp.gate.kernel[...]
     assert kernel.dtype == jnp.float32
@@ -139,7 +143,7 @@ def test_parameters_are_put_where_they_are_told(tmp_path):
         asked.append(path)
         return jax.sharding.SingleDeviceSharding(jax.devices()[-1])
 
-    load_policy(tmp_path, "float32", sharding)
+    loaded(tmp_path, "float32", sharding)
     assert ("blocks", 1, "attention", "q", "kernel") in asked and ("embedding",) in asked
 
 
@@ -188,14 +192,14 @@ def test_what_does_not_fit_is_named(tmp_path, edit, message):
     make("qwen2-tied", tmp_path)
     edit(tmp_path)
     with pytest.raises(ValueError, match=message):
-        load_policy(tmp_path, "float32")
+        loaded(tmp_path, "float32")
 
 
 def test_a_tied_head_may_be_written_out(tmp_path):
     model = make("qwen2-tied", tmp_path)
     tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     ids = ids_of(8, 5)
-    np.testing.assert_allclose(whole(load_policy(tmp_path, "float32"), ids), expected(model, ids), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(whole(loaded(tmp_path, "float32"), ids), expected(model, ids), rtol=0, atol=1e-4)
 
 
 def test_a_directory_without_a_checkpoint(tmp_path):
@@ -206,4 +210,4 @@ def test_a_directory_without_a_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path) == tmp_path
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="weights are read from safetensors files"):
-        load_policy(tmp_path, "float32")
+        loaded(tmp_path, "float32")
