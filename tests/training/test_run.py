@@ -192,8 +192,18 @@ def test_evaluation_reads_a_workdir_and_repeats(finished):
     report = evaluate_workdir(workdir)
     assert report.success_rate == summary["success_rate"] and report.turns == summary["turns"]
     assert sum(size["tasks"] for size in report.by_size.values()) == 6
-    with pytest.raises(ValueError, match="no whole checkpoint"):
+    assert report.step == summary["step"] == 4
+    with pytest.raises(ValueError, match=r"no checkpoint of step 3 .*; there are 0, 2, 4"):
         evaluate_workdir(workdir, step=3)
+
+
+def test_the_best_checkpoint_can_be_evaluated(finished):
+    workdir, _ = finished
+    lines = records.read_metrics(workdir / "metrics.jsonl")
+    rates = {line["step"]: line["eval/success_rate"] for line in lines if "eval/success_rate" in line}
+    report = evaluate_workdir(workdir, step="best")
+    assert report.success_rate == max(rates.values())
+    assert report.step == max(step for step, rate in rates.items() if rate == report.success_rate)
 
 
 def test_a_step_gone_wrong_stops_the_run_and_is_named(tmp_path):
