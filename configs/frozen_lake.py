@@ -78,6 +78,7 @@ def _base() -> ConfigDict:
     config.model.path = ""  # a Hugging Face directory or hub name; empty: random weights of the preset's size
     config.model.preset = "tiny"
     config.model.dtype = "float32"
+    config.model.remat = "none"  # 'products' | 'block': what training computes again instead of keeping it
 
     config.tokenizer = ConfigDict()
     config.tokenizer.path = ""  # empty: the checkpoint's; without a checkpoint, trained on the environment's own text
@@ -174,6 +175,7 @@ def _qwen(config: ConfigDict, hub_name: str) -> None:
     config.model.path = hub_name  # section 5.1
     config.model.preset = ""
     config.model.dtype = "bfloat16"  # of compute; parameters stay float32
+    config.model.remat = "block"
     config.warm_start.steps = 0  # pretrained policies need none
     config.optimizer.learning_rate = 1e-6  # appendix A
     config.optimizer.schedule = "constant"

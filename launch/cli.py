@@ -14,6 +14,21 @@ def run(main) -> None:
         raise SystemExit("stopped; the same command goes on from the last checkpoint") from None
 
 
+class _Step(flags.ArgumentParser):
+    def parse(self, argument: str | int) -> str | int:
+        if argument == "best":
+            return argument
+        try:
+            return int(argument)
+        except ValueError:
+            raise ValueError("expected the number of a step, or 'best'") from None
+
+
+def define_step(help_text: str) -> flags.FlagHolder:
+    """The flag --step of those who read a workdir."""
+    return flags.DEFINE(_Step(), "step", None, help_text)
+
+
 def _parsed(arguments: list[str]) -> list[str]:
     try:
         rest = app.parse_flags_with_usage(arguments)

@@ -1,14 +1,14 @@
 """Evaluate the policy of a workdir by the paper's protocol: every test task sampled four times.
 
 python launch/evaluate.py --workdir=runs/tiny
-python launch/evaluate.py --workdir=runs/tiny --step=50 --temperature=0.7 --json=report.json
+python launch/evaluate.py --workdir=runs/tiny --step=best --temperature=0.7 --json=report.json
 """
 
 import cli
 from absl import flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The workdir of a training run.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint to evaluate; the newest if not given.")
+_STEP = cli.define_step("Checkpoint to evaluate: a number, or 'best'; the newest if not given.")
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature; the run's own if not given.")
 _SAMPLES = flags.DEFINE_integer("samples", None, "Samples a task; the run's own if not given.", lower_bound=1)
 _JSON = flags.DEFINE_string("json", None, "Also write the report to this file.")
@@ -29,6 +29,7 @@ def main():
     )
     Console().print(evaluation_table(report.to_json()))
     if _JSON.value:
+        Path(_JSON.value).parent.mkdir(parents=True, exist_ok=True)
         write_json(Path(_JSON.value), report.to_json())
 
 

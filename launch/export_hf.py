@@ -9,7 +9,7 @@ from absl import flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The workdir of a training run.")
 _OUT = flags.DEFINE_string("out", None, "The directory to write; new or empty.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint to export; the newest if not given.")
+_STEP = cli.define_step("Checkpoint to export: a number, or 'best'; the newest if not given.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the tensors written.")
 flags.mark_flags_as_required(["workdir", "out"])
 

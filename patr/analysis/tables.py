@@ -28,6 +28,7 @@ def evaluation_rows(report: Mapping[str, Any]) -> Rows:
     """Name and value of every row. Raises KeyError for a report that lacks a number."""
     low, high = report["success_interval"]
     rows = [
+        ("step", str(report["step"])),
         ("success rate", _percent(report["success_rate"])),
         ("95% interval over tasks", f"{_percent(low)} to {_percent(high)}"),
         (f"pass@{min(4, report['samples'])}", _percent(report["pass_at_4"])),

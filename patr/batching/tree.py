@@ -193,6 +193,12 @@ def _size(segments: list[_Segment], row_length: int) -> Size:
     )
 
 
+def trajectory_size(tokens: int, trained: int, row_length: int) -> Size:
+    """What a trajectory of so many tokens needs that shares nothing."""
+    rows = -(-tokens // row_length)
+    return Size(rows, sum(-(-seen // TILE_KEYS) for seen in range(1, rows + 1)), trained)
+
+
 def _rows(segment: _Segment, row_length: int) -> int:
     return -(-len(segment.ids) // row_length)
 

@@ -20,6 +20,7 @@ EVALUATION_STEP = -1
 class Report:
     """What an evaluation found. Rates are fractions; lengths are tokens after the prompt."""
 
+    step: int  # of the policy's weights
     tasks: int
     samples: int  # a task
     errors: int  # samples without an outcome, left out
@@ -54,6 +55,7 @@ def report(trees: Sequence[Tree], samples: int, temperature: float) -> Report:
     rates = [_success(group) for group in groups]
     everything = [t for group in groups for t in group]
     return Report(
+        step=max(turn.weight_version for tree in trees for branch in tree.branches for turn in branch.turns),
         tasks=len(trees),
         samples=samples,
         errors=samples * len(trees) - len(everything),

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 
-
 # What the backward pass finds kept of each block; the rest it computes again.
 REMAT = {
     "none": None,  # everything is kept

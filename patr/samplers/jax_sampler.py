@@ -59,6 +59,11 @@ class SamplerShapes:
                 f"jax_sampler.prefills={self.prefills}: the last one needs at least {_tiles(longest)} tiles"
             )
 
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest path."""
+        return self.contexts[-1]
+
 
 @dataclasses.dataclass
 class _Job:
@@ -83,7 +88,7 @@ class JaxSampler:
     """Implements `patr.samplers.base.Sampler` on the local devices."""
 
     def __init__(self, model: Qwen, shapes: SamplerShapes, *, version: int = 0):
-        self.max_context = shapes.contexts[-1]
+        self.max_context = shapes.max_context
         self.shapes = shapes
         self.compiled_seconds = 0.0  # time spent inside compiled functions
         self.compilations = 0

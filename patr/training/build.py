@@ -1,8 +1,9 @@
 """From a config to objects: the only place that knows both."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from patr.batching.buckets import Buckets, Size
+from patr.batching.tree import trajectory_size
 from patr.envs.base import Env
 from patr.envs.frozen_lake import FrozenLake
 from patr.envs.frozen_lake_corpus import frozen_lake_corpus
@@ -42,6 +44,16 @@ TASKS = {
 }
 
 
+AT_LEAST = {
+    "training": {
+        "steps": 0, "tasks_per_step": 1, "minibatches": 1, "evaluate_every": 1, "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+    },
+    "warm_start": {"steps": 0, "episodes_per_step": 1},
+    "evaluation": {"tasks": 1, "samples": 1},
+}  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """Everything a run is made of. Building it checks the whole config before anything starts."""
@@ -70,9 +82,10 @@ def build(config: ConfigDict) -> Parts:
     _choice("sampler", config.sampler, ("jax",))
     _choice("env.tasks", config.env.tasks, TASKS)
     _choice("scorer.name", config.scorer.name, SCORERS)
-    for key in ("tasks_per_step", "minibatches", "evaluate_every", "checkpoint_every", "keep_checkpoints"):
-        if training[key] < 1:
-            raise ValueError(f"training.{key}={training[key]}: must be at least 1")
+    for section, numbers in AT_LEAST.items():
+        for key, least in numbers.items():
+            if config[section][key] < least:
+                raise ValueError(f"{section}.{key}={config[section][key]}: must be at least {least}")
     if training.tasks_per_step % training.minibatches:
         raise ValueError(
             f"training.minibatches={training.minibatches}: must divide training.tasks_per_step="
@@ -91,22 +104,34 @@ def build(config: ConfigDict) -> Parts:
     tasks, evaluation_tasks = TASKS[config.env.tasks]("train"), TASKS[config.env.tasks]("test")
     if training.tasks_per_step > len(tasks):
         raise ValueError(f"training.tasks_per_step={training.tasks_per_step}: there are {len(tasks)} tasks")
-    return Parts(
+    with _naming("evaluation"):
+        evaluation_limits = dataclasses.replace(limits, temperature=evaluation.temperature)
+    with _naming("optimizer"):
+        optimizer = OptimizerConfig(**config.optimizer)
+    with _naming("warm_start.optimizer"):
+        warm_optimizer = OptimizerConfig(**config.warm_start.optimizer)
+    parts = Parts(
         config=config,
         controller=controller,
         make_env=make_env,
         scorer=SCORERS[config.scorer.name](**{key: value for key, value in config.scorer.items() if key != "name"}),
         limits=limits,
-        evaluation_limits=dataclasses.replace(limits, temperature=evaluation.temperature),
+        evaluation_limits=evaluation_limits,
         objective=Objective(**config.objective),
-        optimizer=OptimizerConfig(**config.optimizer),
-        warm_optimizer=OptimizerConfig(**config.warm_start.optimizer),
+        optimizer=optimizer,
+        warm_optimizer=warm_optimizer,
         shapes=SamplerShapes(**config.jax_sampler),
         buckets=Buckets(config.packing.row_length, tuple(Size(*size) for size in config.packing.sizes)),
         tasks=tasks,
         lessons=Lessons(sorted(tasks, key=lambda task: task.data["size"]), config.warm_start.ramp),
         evaluation_tasks=evaluation_tasks[: evaluation.tasks],
     )
+    _check_sizes(parts)
+    # Made without sampler and chat, which take time to build: only their settings are looked at.
+    with _naming("engine"):
+        make_engine(parts, parts.shapes, None, 0, limits)
+    make_demonstrator(parts, None)
+    return parts
 
 
 def make_chat(config: ConfigDict, workdir: Path) -> Chat:
@@ -155,26 +180,56 @@ def without_overlong(parts: Parts, chat: Chat) -> Parts:
 
 def make_policy(config: ConfigDict, chat: Chat) -> Qwen:
     """The policy of config.model.path, or one of the preset's size with weights drawn from the run's seed."""
+    model_config = _model_config(config)
+    if not config.model.path:
+        model_config = dataclasses.replace(model_config, vocab_size=chat.tokenizer.vocab_size)
+        return Qwen(model_config, rngs=nnx.Rngs(seed_for(config.seed, "parameters") & 0x7FFFFFFF))
+    if chat.tokenizer.vocab_size > model_config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {chat.tokenizer.vocab_size} tokens, and the policy of "
+            f"model.path={config.model.path} only {model_config.vocab_size}: they do not belong together"
+        )
+    return load_policy(find_checkpoint(config.model.path), model_config)
+
+
+def _model_config(config: ConfigDict) -> ModelConfig:
+    compute = dict(dtype=config.model.dtype, remat=config.model.remat)
     if config.model.path:
-        policy = load_policy(find_checkpoint(config.model.path), config.model.dtype)
-        if chat.tokenizer.vocab_size > policy.config.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {chat.tokenizer.vocab_size} tokens, and the policy of "
-                f"model.path={config.model.path} only {policy.config.vocab_size}: they do not belong together"
-            )
-        return policy
-    model_config = preset(config.model.preset, vocab_size=chat.tokenizer.vocab_size, dtype=config.model.dtype)
-    return Qwen(model_config, rngs=nnx.Rngs(seed_for(config.seed, "parameters") & 0x7FFFFFFF))
+        return read_config(find_checkpoint(config.model.path), **compute)
+    _choice("model.preset", config.model.preset, PRESETS)
+    return preset(config.model.preset, **compute)
 
 
 def _check_model(config: ConfigDict) -> None:
-    if not config.model.path:
-        _choice("model.preset", config.model.preset, PRESETS)
-    _choice("model.dtype", config.model.dtype, ("float32", "bfloat16"))
-    path, longest = config.model.path, config.limits.max_context
-    model: ModelConfig = read_config(find_checkpoint(path)) if path else preset(config.model.preset)
+    longest, model = config.limits.max_context, _model_config(config)
     if longest > model.max_context:
         raise ValueError(f"limits.max_context={longest}: the policy holds {model.max_context} tokens")
+    if config.tokenizer.path:
+        Tokenizer.load(config.tokenizer.path)
+
+
+def _check_sizes(parts: Parts) -> None:
+    """Raise ValueError if the sampler or the packs cannot hold a trajectory that the limits allow."""
+    limits, shapes, buckets = parts.limits, parts.shapes, parts.buckets
+    if limits.max_context > shapes.max_context:
+        raise ValueError(
+            f"limits.max_context={limits.max_context}: the sampler holds the last of jax_sampler.contexts="
+            f"{shapes.contexts} tokens; add a larger one or lower the limit"
+        )
+    if limits.max_turn_tokens > shapes.max_new_tokens:
+        raise ValueError(
+            f"limits.max_turn_tokens={limits.max_turn_tokens}: the sampler ends turns at jax_sampler.max_new_tokens="
+            f"{shapes.max_new_tokens}; raise that or lower the limit"
+        )
+    # One trajectory only: how many of a tree are that long at once is not known before.
+    sampled = min(limits.max_turns * limits.max_turn_tokens, limits.max_response_tokens)
+    needed = trajectory_size(limits.max_context, sampled, buckets.row_length)
+    if buckets.smallest(needed) is None:
+        raise ValueError(
+            f"packing.sizes={parts.config.packing.sizes}: a trajectory of limits.max_context={limits.max_context} "
+            f"tokens needs {needed} in rows of packing.row_length={buckets.row_length}; add a larger size or lower "
+            "the limits"
+        )
 
 
 def make_engine(parts: Parts, sampler: JaxSampler, chat: Chat, step: int, limits: Limits) -> Engine:
@@ -196,6 +251,15 @@ def make_demonstrator(parts: Parts, chat: Chat) -> Demonstrator:
         replies=tuple(f"```{move}```" for move in MOVES),
         noise=parts.config.warm_start.noise,
     )
+
+
+@contextlib.contextmanager
+def _naming(section: str) -> Iterator[None]:
+    """Errors of what is made from a section of the config name it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{section}: {error}") from error
 
 
 def _choice(key: str, value: Any, allowed) -> None:

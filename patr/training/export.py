@@ -11,9 +11,10 @@ from patr.training.loop import Run
 TOKENIZER_FILES = ("*token*.json", "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json")
 
 
-def export_workdir(workdir: Path, out: Path, step: int | None = None, dtype: str = "bfloat16") -> int:
-    """Write a checkpoint's policy and tokenizer to `out`; return its step, the newest if none is asked for.
+def export_workdir(workdir: Path, out: Path, step: int | str | None = None, dtype: str = "bfloat16") -> int:
+    """Write a checkpoint's policy and tokenizer to `out`; return its step.
 
+    step: a number, 'best' by success rate of those kept, or None for the newest.
     dtype: 'bfloat16' or 'float32', of the tensors. Raises ValueError if `out` holds something or there is no
     checkpoint.
     """

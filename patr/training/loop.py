@@ -48,9 +48,12 @@ def train(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
 
 
 def evaluate_workdir(
-    workdir: Path, step: int | None = None, temperature: float | None = None, samples: int | None = None
+    workdir: Path, step: int | str | None = None, temperature: float | None = None, samples: int | None = None
 ) -> Report:
-    """Evaluate a checkpoint of a workdir; what is not given is as in its config. Raises ValueError if there is none."""
+    """Evaluate a checkpoint of a workdir; what is not given is as in its config.
+
+    step: a number, 'best' by success rate of those kept, or None for the newest. Raises ValueError if there is none.
+    """
     config = workdirs.read_config(workdir)
     if temperature is not None:
         config.evaluation.temperature = temperature
@@ -95,7 +98,7 @@ class Run:
             if self.log is not None:
                 self.log.close()
 
-    def restore(self, step: int | None = None) -> None:
+    def restore(self, step: int | str | None = None) -> None:
         """Take up a checkpoint, the newest if not told which. Raises ValueError if there is none."""
         restored = self.checkpoints.restore(self.state, step)
         if restored is None:
@@ -107,7 +110,7 @@ class Run:
         restored = self.checkpoints.restore(self.state)
         if restored is not None:
             self.state, self.totals = restored
-            self.checkpoints.forget_after(self.state.step)
+            self.checkpoints.set_aside_after(self.state.step)
             self.give_weights()
         self.log = MetricsLog(self.workdir, self.config, -1 if restored is None else self.state.step)
         records.truncate_after(self.workdir / "trees.jsonl", self.state.step)

@@ -80,7 +80,9 @@ def flat_logprobs(model: Qwen, batch: FlatBatch, temperature: float, *, chunk: i
 
 
 def _at_entries(model, pack, temperature, chunk):
-    hidden = model(pack.tokens, pack.positions, TreeRows(pack.positions, pack.tile_query, pack.tile_keys), training=True)
+    hidden = model(
+        pack.tokens, pack.positions, TreeRows(pack.positions, pack.tile_query, pack.tile_keys), training=True
+    )
     sources = hidden.reshape(-1, hidden.shape[-1])[pack.source]
     return _masked_logprobs(model, sources, pack.target, pack.weights.count > 0, temperature, chunk)
 

@@ -1,6 +1,7 @@
 """The optimizer, from its config."""
 
 import dataclasses
+import math
 
 import jax
 import optax
@@ -10,7 +11,7 @@ SCHEDULES = ("constant", "cosine", "linear")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with gradient clipping and a warmed-up schedule."""
+    """AdamW with gradient clipping and a warmed-up schedule. Raises ValueError naming the value and what is allowed."""
 
     learning_rate: float
     warmup_steps: int = 0
@@ -23,12 +24,18 @@ class OptimizerConfig:
 
     def __post_init__(self):
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"optimizer.schedule={self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
-        if self.learning_rate < 0 or self.max_grad_norm <= 0 or self.warmup_steps < 0:
-            raise ValueError(
-                f"optimizer.learning_rate={self.learning_rate} and warmup_steps={self.warmup_steps} must be >= 0, "
-                f"max_grad_norm={self.max_grad_norm} must be > 0"
-            )
+            raise ValueError(f"schedule={self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
+        for key, holds, allowed in (
+            ("learning_rate", 0 <= self.learning_rate < math.inf, "a finite number >= 0"),
+            ("warmup_steps", self.warmup_steps >= 0, "a number of updates >= 0"),
+            ("b1", 0 <= self.b1 < 1, "0 <= b1 < 1"),
+            ("b2", 0 <= self.b2 < 1, "0 <= b2 < 1"),
+            ("eps", 0 < self.eps < math.inf, "a finite number > 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0"),
+            ("max_grad_norm", self.max_grad_norm > 0, "a number > 0"),
+        ):
+            if not holds:
+                raise ValueError(f"{key}={getattr(self, key)}: allowed is {allowed}")
 
 
 def learning_rate(config: OptimizerConfig, total_updates: int) -> optax.Schedule:

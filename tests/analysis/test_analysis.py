@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "golden"
 LAKES = TESTS.parent / "notebooks" / "data" / "frozen_lake_trees.jsonl"
 REPORT = {
-    "tasks": 100, "samples": 4, "errors": 1, "temperature": 1.0, "success_rate": 0.8125,
+    "step": 70, "tasks": 100, "samples": 4, "errors": 1, "temperature": 1.0, "success_rate": 0.8125,
     "success_interval": (0.75, 0.875), "pass_at_4": 0.9, "response_length": 412.34, "turns": 4.567,
     "by_size": {"10": {"tasks": 87, "success_rate": 0.8}, "2": {"tasks": 13, "success_rate": 1.0}},
 }  # fmt: skip
@@ -155,6 +155,7 @@ def test_workdir_without_metrics_is_named(tmp_path):
 
 def test_rows_of_a_report():
     assert evaluation_rows(REPORT) == [
+        ("step", "70"),
         ("success rate", "81.2%"),
         ("95% interval over tasks", "75.0% to 87.5%"),
         ("pass@4", "90.0%"),
@@ -176,5 +177,5 @@ def test_terminal_and_markdown_tables_hold_the_rows():
     table = evaluation_table(REPORT)
     assert list(zip(*(column.cells for column in table.columns), strict=True)) == evaluation_rows(REPORT)
     lines = to_markdown(REPORT).splitlines()
-    assert lines[:3] == ["| evaluation | value |", "|:--|--:|", "| success rate | 81.2% |"]
+    assert lines[:3] == ["| evaluation | value |", "|:--|--:|", "| step | 70 |"]
     assert len(lines) == 2 + len(evaluation_rows(REPORT))

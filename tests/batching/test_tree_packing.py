@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from tree_cases import fork, leaf, tree, trees, turn
 
 from patr.batching.buckets import Buckets, Size
-from patr.batching.tree import pack_trees
+from patr.batching.tree import pack_trees, trajectory_size
 from patr.models.attention import NOWHERE
 from patr.objectives.advantages import group_advantages
 from patr.objectives.reductions import REDUCTIONS
@@ -163,6 +163,21 @@ def test_groups_of_one_leaf():
     weights = batch.packs[0].weights
     assert (batch.groups, batch.zero_variance_groups) == (1, 1)
     assert weights.positive.sum() == weights.negative.sum() == 0 and weights.share.sum() == 1
+
+
+@pytest.mark.parametrize("length", [3, 4, 17, 40])
+def test_a_lone_trajectory_needs_its_size_and_no_less(length):
+    lonely = tree([1], leaf((0,), turn(range(length - 1))))
+    needed = trajectory_size(length, length - 1, row_length=4)
+
+    def pack(size):
+        buckets = Buckets(4, (size,))
+        return pack_trees([lonely], None, reduction="token_mean", buckets=buckets, share_prefixes=False)
+
+    assert pack(needed).unique_tokens == length
+    for name in ("rows", "tiles", "trained"):
+        with pytest.raises(ValueError, match=r"needs|at least one size"):
+            pack(dataclasses.replace(needed, **{name: getattr(needed, name) - 1}))
 
 
 def test_trees_are_never_split_and_the_largest_come_first():

@@ -26,7 +26,7 @@ def test_interval_of_a_mean():
 
 def tree(name, size, outcomes):
     def branch(i, outcome):
-        turns = tuple(Turn((5, 6), (-1.0, -1.0), (7, 8, 9), "up", 0.0, "stop") for _ in range(i + 1))
+        turns = tuple(Turn((5, 6), (-1.0, -1.0), (7, 8, 9), "up", 0.0, "stop", weight_version=14) for _ in range(i + 1))
         if outcome is None:
             return Branch((i,), turns, Status.ERROR, None, "broken")
         return Branch((i,), turns, Status.DONE, outcome)
@@ -36,6 +36,7 @@ def tree(name, size, outcomes):
 
 def test_report_counts_errors_apart_and_groups_by_size():
     found = report([tree("a", 2, (1.0, 0.0)), tree("b", 3, (None, 1.0)), tree("c", 3, (0.0, 0.0))], 2, 0.7)
+    assert found.step == 14
     assert found.success_rate == pytest.approx((0.5 + 1.0 + 0.0) / 3)
     assert found.pass_at_4 == pytest.approx((1 + 1 + 0) / 3)
     assert (found.tasks, found.errors, found.temperature) == (3, 1, 0.7)

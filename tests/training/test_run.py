@@ -182,8 +182,18 @@ def test_evaluation_reads_a_workdir_and_repeats(finished):
     report = evaluate_workdir(workdir)
     assert report.success_rate == summary["success_rate"] and report.turns == summary["turns"]
     assert sum(size["tasks"] for size in report.by_size.values()) == 6
-    with pytest.raises(ValueError, match="no whole checkpoint"):
+    assert report.step == summary["step"] == 4
+    with pytest.raises(ValueError, match=r"no checkpoint of step 3 .*; there are 0, 2, 4"):
         evaluate_workdir(workdir, step=3)
+
+
+def test_the_best_checkpoint_can_be_evaluated(finished):
+    workdir, _ = finished
+    lines = records.read_metrics(workdir / "metrics.jsonl")
+    rates = {line["step"]: line["eval/success_rate"] for line in lines if "eval/success_rate" in line}
+    report = evaluate_workdir(workdir, step="best")
+    assert report.success_rate == max(rates.values())
+    assert report.step == max(step for step, rate in rates.items() if rate == report.success_rate)
 
 
 def test_a_broken_update_stops_the_run_and_its_step_is_in_the_records(tmp_path):
@@ -253,17 +263,38 @@ def test_a_warm_start_gone_wrong_stops_the_run_and_is_named(tmp_path):
         ("objective.clip_low", 2.0, "clip_low=2.0"),
         ("training.minibatches", 3, "training.minibatches=3"),
         ("scorer.reward_weight", 0.9, "reward_weight=0.9"),
-        ("optimizer.schedule", "sqrt", "constant, cosine, linear"),
+        ("optimizer.schedule", "sqrt", "optimizer: schedule='sqrt': allowed are constant, cosine, linear"),
+        ("optimizer.weight_decay", -0.1, "optimizer: weight_decay=-0.1: allowed is a finite number >= 0"),
+        ("optimizer.learning_rate", float("nan"), "optimizer: learning_rate=nan"),
+        ("warm_start.optimizer.learning_rate", -1.0, r"warm_start\.optimizer: learning_rate=-1.0"),
+        ("warm_start.noise", 2.0, "warm_start.noise=2.0"),
+        ("warm_start.ramp", -0.1, "warm_start.ramp=-0.1"),
+        ("warm_start.steps", -1, "warm_start.steps=-1: must be at least 0"),
+        ("training.steps", -1, "training.steps=-1: must be at least 0"),
+        ("evaluation.tasks", 0, "evaluation.tasks=0: must be at least 1"),
+        ("evaluation.samples", 0, "evaluation.samples=0: must be at least 1"),
+        ("evaluation.temperature", -1.0, "evaluation: .*temperature=-1.0"),
+        ("engine.env_retries", -1, "engine: env_retries=-1"),
+        ("limits.max_context", 1000, r"limits.max_context=1000: .*jax_sampler.contexts=\(704,\)"),
+        ("limits.max_turn_tokens", 16, "limits.max_turn_tokens=16: .*jax_sampler.max_new_tokens=8"),
+        ("packing.sizes", ((21, 160, 256),), r"packing.sizes=\(\(21, 160, 256\),\): .*rows=22, tiles=72, trained=32"),
+        ("packing.sizes", ((192, 71, 512),), "packing.sizes"),
+        ("packing.sizes", ((192, 640, 31),), "packing.sizes"),
         ("model.preset", "huge", "model.preset='huge': allowed are 'tiny'"),
         ("overlong", "cut", "overlong='cut': allowed are 'error', 'skip'"),
-        ("limits.max_context", 140, "overlong='skip'"),
         ("tokenizer.path", "/nowhere", "tokenizer.json"),
     ],
 )
 def test_bad_configs_are_refused_before_anything_starts(key, value, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(smoke(**{key: value}), tmp_path / "never")
-    assert not (tmp_path / "never" / "checkpoints").exists() or not any((tmp_path / "never" / "checkpoints").iterdir())
+    assert not (tmp_path / "never").exists()  # above all no config.json, which would refuse the corrected one
+
+
+def test_tasks_too_long_are_refused_before_anything_is_saved(tmp_path):
+    with pytest.raises(ValueError, match="overlong='skip'"):
+        train(smoke(**{"limits.max_context": 140}), tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_mistyped_key_names_the_near_one():
