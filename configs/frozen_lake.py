@@ -7,10 +7,12 @@ qwen2.5-3b    the paper's larger run, from Qwen2.5-3B-Instruct
 
 A pretrained policy is read from --config.model.path: a Hugging Face directory, or a name of its hub.
 
-Numbers from the paper (PaTR) carry its section; the others say how they were chosen.
+Numbers from the paper (PaTR) carry its section; the others say how they were chosen. A placeholder is None until it
+is set, and what is of type object can be set to None.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
+from ml_collections.config_dict import placeholder
 
 
 def get_config(variant: str = "tiny") -> ConfigDict:
@@ -34,19 +36,25 @@ def _base() -> ConfigDict:
     config.patr.children = 2  # M, section 5.1
     config.patr.top_k = 2  # Table 3, default row
     config.patr.prune_margin = 0.5  # alpha, section 5.1
-    config.patr.repeat_limit = 6  # Theta, section 5.1
+    config.patr.repeat_limit = FieldReference(6, field_type=object)  # Theta, section 5.1; None turns the rule off
     config.patr.repeat_check = "turn"  # at a checkpoint of turn 5 six repeats cannot be seen
     config.patr.pruned_reward = "outcome"  # or 'zero'; the paper is silent
     config.patr.group = "keep_all"  # or 'best_n', section 6.2
+    config.patr.max_leaves = placeholder(int)  # the paper sets no bound
 
     config.flat = ConfigDict()
     config.flat.group_size = 8  # section 5.1
 
     config.tree_random = ConfigDict()
-    config.tree_random.initial_branches = 4
+    config.tree_random.initial_branches = 4  # these and the rest as in PaTR
     config.tree_random.score_every = 5
     config.tree_random.children = 2
     config.tree_random.top_k = 2
+    config.tree_random.repeat_limit = FieldReference(6, field_type=object)
+    config.tree_random.repeat_check = "turn"
+    config.tree_random.pruned_reward = "outcome"
+    config.tree_random.group = "keep_all"
+    config.tree_random.max_leaves = placeholder(int)
 
     config.env = ConfigDict()
     config.env.tasks = "reference"  # 10,000 training and 100 test tasks; or 'four_by_four'
@@ -73,6 +81,8 @@ def _base() -> ConfigDict:
     config.engine = ConfigDict()
     config.engine.env_retries = 2
     config.engine.scorer_retries = 2
+    config.engine.env_threads = 0  # FrozenLake only computes; environments that block need threads
+    config.engine.env_timeout = placeholder(float)  # seconds a call may take, in a thread
 
     config.model = ConfigDict()
     config.model.path = ""  # a Hugging Face directory or hub name; empty: random weights of the preset's size
@@ -101,7 +111,7 @@ def _base() -> ConfigDict:
     config.objective = ConfigDict()
     config.objective.clip_low = 0.28  # appendix A
     config.objective.clip_high = 0.28
-    config.objective.dual_clip = None
+    config.objective.dual_clip = placeholder(float)  # the paper has none
     config.objective.kl_coef = 0.001  # appendix A
     config.objective.entropy_coef = 0.0
     config.objective.reduction = "seq_mean_token_mean"  # eq. 2
@@ -110,6 +120,9 @@ def _base() -> ConfigDict:
     config.optimizer.learning_rate = 6e-4  # a policy this small takes large steps; the paper's 1e-6 is for 0.5B
     config.optimizer.warmup_steps = 5
     config.optimizer.schedule = "linear"
+    config.optimizer.b1 = 0.9  # these three are Adam's own
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-8
     config.optimizer.weight_decay = 0.0
     config.optimizer.max_grad_norm = 1.0
 

@@ -147,17 +147,18 @@ def _forward(q, k, v, positions, chunks):
     (largest, total, out), _ = jax.lax.scan(add, start, chunks)
     total = jnp.where(total == 0, 1.0, total)
     out = out / total[..., None]
-    return out, (q, k, v, positions, chunks, out, largest + jnp.log(total))
+    return out, (q, k, v, positions, chunks, out, largest, 1 / total)
 
 
 def _backward(kept, d_out):
-    q, k, v, positions, chunks, out, log_total = kept
+    q, k, v, positions, chunks, out, largest, share = kept
     R = len(q)
     along = jnp.sum(d_out * out, axis=-1)  # [R, K, G * T]
 
     def add(so_far, tiles):
         dq, dk, dv = so_far
-        weights = jnp.exp(tiles.scores(q, k, positions) - tiles.of_queries(log_total)[..., None])
+        weights = jnp.exp(tiles.scores(q, k, positions) - tiles.of_queries(largest)[..., None])
+        weights *= tiles.of_queries(share)[..., None]
         d_tile = tiles.of_queries(d_out).astype(v.dtype)
         d_scores = _float32_einsum("nkqd,nkpd->nkqp", d_tile, tiles.of_keys(v)) - tiles.of_queries(along)[..., None]
         d_scores = (d_scores * weights).astype(q.dtype)

@@ -1,5 +1,7 @@
 """Checkpoints: damage anywhere is noticed, nothing else is taken for damage, and nothing is thrown away for it."""
 
+import gc
+import logging
 import shutil
 
 import jax
@@ -11,10 +13,17 @@ import pytest
 from patr.training.checkpoint import Checkpoints, DamagedCheckpoint
 from patr.training.state import TrainState
 
-# orbax leaves reads that fail beside the first one to the garbage collector.
+TOTALS = {"sampled_tokens": 70, "wall_seconds": 1.5}
+
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
 
-TOTALS = {"sampled_tokens": 70, "wall_seconds": 1.5}
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """orbax leaves reads that fail beside the first one to the garbage collector, which has asyncio log them."""
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
+    yield
+    gc.collect()
 
 
 def state(step):
