@@ -65,7 +65,7 @@ def main() -> None:
             NoisyExpert(chat), FrozenLake, chat, GridProgress(), LIMITS, run_seed=0, step=0, clock=lambda: 0.0
         )
         tasks = [task for task in reference_tasks("test") if task.data["size"] in (5, 6, 7)][:TASKS]
-        trees = asyncio.run(engine.run(tasks, Patr(score_every=2, prune_margin=0.1, max_leaves=10)))
+        trees = asyncio.run(engine.run(tasks, Patr(score_every=2, prune_margin=0.3, max_leaves=10)))
     FILE.parent.mkdir(exist_ok=True)
     FILE.unlink(missing_ok=True)
     append_trees(FILE, trees)
